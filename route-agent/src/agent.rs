@@ -25,6 +25,7 @@ use crate::overlay_probe::{FaultyPaths, OverlayProbes, TakeOvers};
 use crate::presence::Presence;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
+use crate::rivals::Rivals;
 use crate::table::Table;
 use crate::undone::Undone;
 use crate::vitals::{DIVERTED, NO_PEERING, NOT_CONNECTED, Vitals};
@@ -71,6 +72,7 @@ pub(crate) struct Agent {
     pub(crate) problems: BTreeSet<String>,
     pub(crate) churn_limiter: ChurnLimiter,
     pub(crate) undone: Undone,
+    pub(crate) rivals: Rivals,
     pub(crate) reporter: Reporter,
     pub(crate) vitals: Vitals,
     pub(crate) probes: OverlayProbes,
@@ -137,7 +139,7 @@ impl Agent {
                     self.report();
                     false
                 }
-                () = until(self.undone.due()) => {
+                () = until([self.undone.due(), self.rivals.due()].into_iter().flatten().min()) => {
                     self.report();
                     false
                 }
@@ -181,6 +183,7 @@ impl Agent {
         match NodeConfig::try_from(object) {
             Ok(config) if config.metadata.name.as_ref() == Some(&self.node) => {
                 self.published = Some(config);
+                self.check_rivals();
             }
             Ok(_) => return false,
             Err(object) => match FabricRecord::try_from(object) {
@@ -189,6 +192,15 @@ impl Agent {
             },
         }
         self.join()
+    }
+
+    /// Reports another agent of the same node as soon as it does.
+    fn check_rivals(&mut self) {
+        let status = self.published.as_ref().and_then(|config| config.status.as_ref());
+        let by = status.and_then(|status| status.reported_by.as_ref());
+        if self.rivals.read(by, self.reporter.has_written(), Instant::now()) {
+            self.report();
+        }
     }
 
     /// Returns true if there is something to do. While records are missing, the node stays as it is.
@@ -467,8 +479,10 @@ impl Agent {
         let Some(mut config) = self.config.clone() else { return };
         let found = self.other_firewalls.found();
         foreign_routes::note(&mut self.filtered, &found.faults);
+        let reporter = self.rivals.reporter(Instant::now());
         let problems = [&self.own_problems, &found.problems, &found.failures];
-        let problems: BTreeSet<String> = problems.into_iter().flatten().cloned().collect();
+        let problems = problems.into_iter().flatten().cloned();
+        let problems: BTreeSet<_> = problems.chain(self.rivals.problem(&self.node)).collect();
         for problem in problems.difference(&self.problems) {
             tracing::warn!("{problem}");
         }
@@ -494,6 +508,7 @@ impl Agent {
             undone,
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,
+            reported_by: Some(reporter),
         });
         // A former mount point may be an empty folder now.
         if !self.lost {

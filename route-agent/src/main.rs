@@ -17,6 +17,7 @@ mod overlay_probe;
 mod presence;
 mod refusal;
 mod report;
+mod rivals;
 mod table;
 mod undone;
 mod vitals;
@@ -24,7 +25,7 @@ mod vitals;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Parser;
@@ -41,6 +42,7 @@ use overlay_probe::{OverlayProbes, TakeOvers};
 use presence::Presence;
 use refusal::Refuser;
 use report::Reporter;
+use rivals::Rivals;
 use table::Table;
 use tokio::signal::unix::{SignalKind, signal};
 use undone::Undone;
@@ -140,6 +142,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         filtered: Vec::new(),
         churn_limiter: ChurnLimiter::default(),
         undone: Undone::default(),
+        rivals: Rivals::new(Instant::now()),
         vitals,
         refuser: Refuser::new(args.refusal_file),
         source,

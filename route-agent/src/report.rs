@@ -1,6 +1,8 @@
 //! Writes the status whenever the store takes it; the kernel's tables do not wait for that.
 
 use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fabric_api::fabric::{MovedAddress, NodeConfig};
@@ -17,13 +19,24 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Writes the latest reported status, until it is dropped.
 pub(crate) struct Reporter {
     latest: watch::Sender<Option<NodeConfig>>,
+    has_written: Arc<AtomicBool>,
 }
 
 impl Reporter {
     pub(crate) fn start(store: &Store) -> anyhow::Result<Self> {
         let (latest, news) = watch::channel(None);
-        config_source::spawn(store, "report", write(store.clone(), news))?;
-        Ok(Self { latest })
+        let has_written = Arc::default();
+        config_source::spawn(
+            store,
+            "report",
+            write(store.clone(), news, Arc::clone(&has_written)),
+        )?;
+        Ok(Self { latest, has_written })
+    }
+
+    /// True once the store has a status of this agent.
+    pub(crate) fn has_written(&self) -> bool {
+        self.has_written.load(Ordering::Relaxed)
     }
 
     pub(crate) fn report(&self, config: NodeConfig) {
@@ -31,7 +44,11 @@ impl Reporter {
     }
 }
 
-async fn write(store: Store, mut news: watch::Receiver<Option<NodeConfig>>) {
+async fn write(
+    store: Store,
+    mut news: watch::Receiver<Option<NodeConfig>>,
+    has_written: Arc<AtomicBool>,
+) {
     let mut failed = false;
     loop {
         tokio::select! {
@@ -47,6 +64,7 @@ async fn write(store: Store, mut news: watch::Receiver<Option<NodeConfig>>) {
                 tracing::warn!(%declared, %found, "the node's address has changed: edit its Node manifest");
             }
         }
+        has_written.fetch_or(written.is_ok(), Ordering::Relaxed);
         // A config that takes the place of one that is gone is news.
         failed = written.is_err_and(|error| !error.is_gone());
     }

@@ -130,14 +130,19 @@ impl Cluster {
 
     /// Runs `weft agent` on a further node. What it needs is shared by the first one.
     pub fn start_agent(&mut self, number: u8) -> Result<()> {
+        self.start_agent_as(number, &self.spec.node_name(number))
+    }
+
+    /// The same for the node of this name, which may be another host's.
+    pub fn start_agent_as(&mut self, number: u8, name: &str) -> Result<()> {
         let published = format!("{}/published", self.run_dir());
         wait_until("weft up shares its published directory", Duration::from_secs(20), || {
             let there = self.outside(&published).is_dir();
             there.then_some(()).ok_or_else(|| self.log("weft-up"))
         })?;
-        let (name, run_dir) = (self.spec.node_name(number), format!("/run/agent-{number}"));
+        let run_dir = format!("/run/agent-{number}");
         let mut command = Command::new(self.bin_dir.join("weft"));
-        command.args(["agent", "--node", &name, "--published", &published, "--run-dir", &run_dir]);
+        command.args(["agent", "--node", name, "--published", &published, "--run-dir", &run_dir]);
         self.run(&format!("weft-agent-{number}"), number, &mut command)
     }
 

@@ -4,6 +4,7 @@
 
 mod chance;
 mod kernel;
+mod same_node;
 mod scene;
 
 mod address;

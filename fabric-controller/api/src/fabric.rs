@@ -21,7 +21,7 @@ pub use gateway_record::{
 pub use node_config::{
     Diversion, ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec,
     NodeConfigStatus, NodeGateway, NodePeering, OverlappingPods, PacketDrop, REFUSE_SECONDS,
-    RefusedPrefix, RefusedTraffic, UndoneStep,
+    RefusedPrefix, RefusedTraffic, ReportingAgent, UndoneStep,
 };
 
 pub use overlay_probe::{

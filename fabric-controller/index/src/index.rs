@@ -412,7 +412,7 @@ pub fn is_acknowledgement(before: &Object, after: &Object) -> bool {
     };
     let rest = |config: &NodeConfig| {
         let status = config.status.clone().unwrap_or_default();
-        NodeConfigStatus { applied_generation: 0, records: None, ..status }
+        NodeConfigStatus { applied_generation: 0, records: None, reported_by: None, ..status }
     };
     before.status != after.status
         && before.spec == after.spec

@@ -220,6 +220,32 @@ pub struct NodeConfigStatus {
     /// knows those of its own config only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_recorded: bool,
+    /// The agent that reports this. Absent for an older one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reported_by: Option<ReportingAgent>,
+}
+
+/// A process that reports a node's status.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReportingAgent {
+    /// Name of its host.
+    pub host: String,
+    /// Process ID.
+    pub process: u32,
+    /// Time of its start (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub started: String,
+    /// Time of this report (RFC 3339), if another agent reports for the same node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub contested: Option<String>,
+}
+
+impl ReportingAgent {
+    /// True for reports of one process.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.host, self.process, &self.started) == (&other.host, other.process, &other.started)
+    }
 }
 
 /// A setting by which a node forwards no packets of one family.
