@@ -4,7 +4,6 @@
 
 mod chance;
 mod kernel;
-mod same_node;
 mod scene;
 
 mod address;
@@ -38,6 +37,7 @@ mod peering;
 mod refused;
 mod roaming;
 mod rotation;
+mod same_node;
 mod sources;
 mod truth;
 mod versions;

@@ -16,7 +16,7 @@ pub(crate) const MAX_FILE: u64 = 1024 * 1024;
 
 /// Limits of one document, named in README.md: lists and objects inside each other, values, those that
 /// aliases repeat counted each time, and aliases for each anchor, where there are more than
-/// `FREE_ALIASES`.
+/// `FREE_ALIASES` in all.
 const MAX_DEPTH: usize = 64;
 const MAX_VALUES: usize = 250_000;
 const MAX_ALIASES: usize = 10;
@@ -169,7 +169,7 @@ impl Document<'_> {
                 _ if is_over_limit(&error) => format!(
                     "too deep, or too many values or aliases; expected at most {MAX_DEPTH} levels, \
                      {MAX_VALUES} values, those of aliases included, and {FREE_ALIASES} aliases, or \
-                     {MAX_ALIASES} an anchor"
+                     more with at most {MAX_ALIASES} for each anchor"
                 ),
                 // The parser's own message may quote the text.
                 (_, None) if is_secret => "not YAML; expected a whole YAML document".to_owned(),

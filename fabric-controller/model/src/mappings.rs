@@ -87,6 +87,14 @@ fn mapping(of: &ObjectRef, ip: &IP, cluster: &Cluster, problems: &mut Problems) 
     if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {
         return None; // an address of another Network, which no peer sends to
     }
+    if let Some(overlay) = cluster.internal.as_ref().filter(|of| of.cidr.contains(target)) {
+        let cidr = overlay.cidr;
+        let message = format!(
+            "found {target}, which is in weft's own overlay ({cidr}); expected the address of a pod, Service or host"
+        );
+        problems.add(of, "spec.ip", message);
+        return None;
+    }
     if external.is_ipv4() != target.is_ipv4() {
         let message = format!("{target} and {external} are of two families; expected one");
         problems.add(of, "spec.ip", message);

@@ -258,7 +258,7 @@ fn alias_bombs_and_deep_nesting_fail_fast() {
         "{problems:#?}"
     );
     let limits = "too deep, or too many values or aliases; expected at most 64 levels, 250000 values, \
-                  those of aliases included, and 100 aliases, or 10 an anchor";
+                  those of aliases included, and 100 aliases, or more with at most 10 for each anchor";
     assert!(problems[1..].iter().all(|p| p.ends_with(limits)), "{problems:#?}");
 }
 

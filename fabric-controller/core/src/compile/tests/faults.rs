@@ -190,6 +190,10 @@ fn cases() -> Vec<(Object, &'static str)> {
             of!(Ip, fabric_api::ipam::IP, {"metadata": {"name": "i", "namespace": "t"}, "spec": {"ip": "fd00::5"}}),
             "IP t/i: spec.ip: found fd00::5; the cluster has no IPv6 external CIDR",
         ),
+        (
+            of!(Ip, fabric_api::ipam::IP, {"metadata": {"name": "i", "namespace": "t"}, "spec": {"ip": "10.80.0.1"}}),
+            "IP t/i: spec.ip: found 10.80.0.1, which is in weft's own overlay (10.80.0.0/16); expected",
+        ),
     ]
 }
 
