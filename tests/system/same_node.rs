@@ -15,9 +15,7 @@ const GONE: Duration = Duration::from_secs(90);
 fn two_agents_for_one_node_are_named_until_one_ends() -> Result<()> {
     let specs = [ClusterSpec::new("rome", 1, 3), ClusterSpec::new("milan", 2, 1)];
     let mut scene = Scene::build(&specs)?;
-    let rome = scene.cluster_mut("rome");
-    rome.start_up(&[])?;
-    rome.start_agent(2)?;
+    scene.cluster_mut("rome").start()?;
     scene.cluster_mut("milan").start()?;
     scene.peer("rome", "milan", PORT)?;
     stays_so("the one agent is the only one", Duration::from_secs(8), || {
@@ -25,6 +23,7 @@ fn two_agents_for_one_node_are_named_until_one_ends() -> Result<()> {
         Ok(())
     })?;
     let rome = scene.cluster_mut("rome");
+    ensure!(rome.take_program("weft-agent-3")?.stop(TIMEOUT)?.success(), "weft agent failed");
     rome.start_agent_as(3, "rome-2")?;
     let rome = scene.cluster("rome");
     wait_until("weft status names both", NAMED, || {
@@ -32,7 +31,8 @@ fn two_agents_for_one_node_are_named_until_one_ends() -> Result<()> {
         ensure!(named.contains("on host") && named.contains("--node"), "{named}");
         Ok(())
     })?;
-    ensure!(scene.cluster_mut("rome").take_program("weft-agent-3")?.stop(TIMEOUT)?.success());
+    let other = scene.cluster_mut("rome").take_program("weft-agent-3")?;
+    ensure!(other.stop(TIMEOUT)?.success(), "weft agent failed");
     wait_until("weft status names it no longer", GONE, || {
         let named = named(scene.cluster("rome"))?;
         ensure!(named.is_none(), "{named:?}");
