@@ -1,7 +1,7 @@
 //! State that the parts of the gateway share, each the latest value of a watch channel.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,6 +95,8 @@ pub struct View {
     pub retries: u64,
     /// Number of times it gave its source port up.
     pub ports: u64,
+    /// Endpoint of the server that it gave up last.
+    pub left: Option<SocketAddr>,
     /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
     pub path_mtu: Option<u32>,
     /// Faults between the two gateways, the most specific first.
@@ -116,6 +118,7 @@ impl View {
             latency_at: None,
             retries: 0,
             ports: 0,
+            left: None,
             path_mtu: None,
             faults: Vec::new(),
             loss_percent: None,
@@ -126,7 +129,8 @@ impl View {
 
     /// Goes back to the start, but for retries and ports. Returns whether that is a change.
     pub(crate) fn forget(&mut self) -> bool {
-        let start = Self { retries: self.retries, ports: self.ports, ..Self::start() };
+        let (retries, ports, left) = (self.retries, self.ports, self.left);
+        let start = Self { retries, ports, left, ..Self::start() };
         let changed = *self != start;
         *self = start;
         changed

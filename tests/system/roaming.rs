@@ -72,6 +72,37 @@ fn follow(scene: &Scene, [from, to]: [&str; 2], own_port: u64, nat_port: u16) ->
     Ok(())
 }
 
+/// A NAT in front of the server has sent from another port than the configured one, which it closes then.
+#[test]
+fn client_goes_back_to_the_configured_endpoint() -> Result<()> {
+    const STALE: u16 = 40_003;
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, own_port) = (scene.cluster("rome"), listen_port(scene.cluster("rome"))?);
+        let nat = |out: &str, input: &str| {
+            rome.head().net().nft(&format!(
+                "table ip nat_box\ndelete table ip nat_box\ntable ip nat_box {{\n\
+                 chain out {{ type filter hook postrouting priority 300;\n{out};\n}}\n\
+                 chain in {{ type filter hook prerouting priority -400;\n{input};\n}}\n}}\n"
+            ))
+        };
+        let endpoint = |port: u16| {
+            let peering = rome.peering("milan")?;
+            let found = peering["endpoint"].as_str().unwrap_or_default();
+            let is_it = found.ends_with(&format!(":{port}")) && peering["state"] == "Connected";
+            ensure!(is_it, "{peering}");
+            Ok::<_, anyhow::Error>(())
+        };
+        nat(
+            &format!("udp dport {STALE} udp dport set {PORT}"),
+            &format!("udp sport {PORT} udp sport set {STALE}"),
+        )?;
+        wait_until("the client follows", TIMEOUT, || endpoint(STALE))?;
+        nat(&format!("udp dport {STALE} drop"), &format!("udp dport {own_port} drop"))?;
+        wait_until("the client goes back", TIMEOUT, || endpoint(PORT))
+    })
+}
+
 /// The client gateway's UDP port.
 fn listen_port(cluster: &Cluster) -> Result<u64> {
     let text = cluster.weft(&[

@@ -69,10 +69,14 @@ pub async fn run(
                     }
                     found = resolve(endpoint, &lookups) => found,
                 };
+                let view = views.borrow_and_update().clone();
+                let left = view.left.filter(|_| view.retries != retries);
+                let is_lost = view.retries != retries;
+                retries = view.retries;
+                // The peer's packets have led elsewhere: it is tried there again, too.
+                followed = left.filter(|left| !candidates.contains(left)).or(followed);
                 let candidates = candidates_after(followed, candidates);
-                let lost = views.borrow_and_update().retries != retries;
-                retries = views.borrow().retries;
-                settle(&found, &candidates, lost);
+                settle(&found, &candidates, is_lost.then_some(left));
                 lookup_at = Instant::now() + if complete { REFRESH } else { RETRY };
             }
             Some(Some(_)) => {}
@@ -169,11 +173,15 @@ fn candidates_after(followed: Option<SocketAddr>, resolved: Vec<SocketAddr>) -> 
     followed.into_iter().chain(others).collect()
 }
 
-/// Stays on an address that is still among the candidates, unless the peer is lost there: then
-/// the next one gets its turn. Names that no longer resolve change nothing.
-fn settle(found: &watch::Sender<Option<SocketAddr>>, candidates: &[SocketAddr], lost: bool) {
-    let current = *found.borrow();
-    let next = choose(current, candidates, lost);
+/// Stays on an address that is still among the candidates, unless the peer is lost, at `lost` if that is known:
+/// then the next one gets its turn. Names that no longer resolve change nothing.
+fn settle(
+    found: &watch::Sender<Option<SocketAddr>>,
+    candidates: &[SocketAddr],
+    lost: Option<Option<SocketAddr>>,
+) {
+    let current = lost.flatten().or_else(|| *found.borrow());
+    let next = choose(current, candidates, lost.is_some());
     if next.is_some() {
         set(found, next);
     }
@@ -268,6 +276,29 @@ mod tests {
         found.changed().await.unwrap();
         let first = found.borrow().map(|at| at.ip());
         assert_eq!(first, Some(IpAddr::from(edited)), "edited before the start");
+    }
+
+    #[tokio::test]
+    async fn address_that_was_followed_to_is_tried_again() {
+        let [configured, moved] = [20, 29].map(|n| SocketAddr::from(([192, 0, 2, n], 30742)));
+        let desired = Desired::parse(&config()).unwrap();
+        let input = Input { desired: Some(Arc::new(desired)), ..Input::default() };
+        let (_inputs, read_inputs) = watch::channel(input);
+        let (views, read_views) = watch::channel(View::start());
+        let (found_to, mut found) = watch::channel(None);
+        let outputs = (found_to, watch::channel(None).0);
+        tokio::spawn(run((read_inputs, read_views, alone()), outputs, CancellationToken::new()));
+        let mut expect = async |address: SocketAddr| {
+            let is_it = |at: &Option<SocketAddr>| at.is_some_and(|at| at.ip() == address.ip());
+            let waited = timeout(Duration::from_secs(5), found.wait_for(is_it)).await;
+            assert!(waited.is_ok(), "{address} is not tried");
+        };
+        expect(configured).await;
+        for (left, next) in [(moved, configured), (configured, moved), (moved, configured)] {
+            views.send_modify(|view| (view.retries, view.left) = (view.retries + 1, Some(left)));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            expect(next).await;
+        }
     }
 
     #[tokio::test]

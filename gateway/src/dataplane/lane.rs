@@ -106,6 +106,11 @@ impl LaneHandle {
         self.commands.send(|latest| latest.reroute = true);
     }
 
+    /// Begins a handshake at the configured endpoint ([`tunnel::Engine::go_back`]).
+    pub fn go_back(&self) {
+        self.commands.send(|latest| latest.go_back = true);
+    }
+
     /// Another replica has the tunnel: packets go on under the keys that there are, handshakes are neither
     /// begun nor answered. Datagrams that this lane cannot open pass by way of `relay` to the replica with the
     /// tunnel, one of these addresses, and its datagrams to the peer.

@@ -504,7 +504,9 @@ impl Evidence<'_> {
         let peer = self.peer_name();
         Some(Fault {
             reason: Reason::PeerNodesUnreachable,
-            message: format!("peer {peer}: {reachable} of {of} of its nodes reach its gateway"),
+            message: format!(
+                "peer {peer}: {reachable} of {of} of its nodes reach its gateway without a fault"
+            ),
             remedy: format!("`weft status` in {peer} names the others, with cause and remedy"),
         })
     }
@@ -552,7 +554,8 @@ fn list(cidrs: &[Cidr]) -> String {
     cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn canonical(address: SocketAddr) -> SocketAddr {
+/// The same address, if it is one of IPv4 that a socket of both families shows as IPv6.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

@@ -24,6 +24,7 @@ use crate::config::input::{Input, Remembered};
 use crate::dataplane::lane::{LaneHandle, PeerState};
 use crate::liveness::alternation::alternate;
 use crate::liveness::connection::{Machine, PeerReport, Traffic};
+use crate::liveness::health::canonical;
 use crate::liveness::overlay_probe::NodePaths;
 use crate::liveness::probe::{
     Departure, MAX_DATAGRAM, Message, MessageType, NodeCount, Pending, WeftField,
@@ -432,6 +433,7 @@ impl Peering {
     fn retry(&mut self, now: Instant) {
         tracing::info!("the peer does not answer, trying another way");
         self.ways.change(self.signs(), now);
+        self.running.lane.go_back();
     }
 
     fn signs(&self) -> Signs {
@@ -441,6 +443,7 @@ impl Peering {
             unanswered: self.unanswered,
             is_probing: self.desired().probe.enabled,
             last_authentic: traffic(&self.running.lane).last_authentic,
+            endpoint: self.session.endpoint.map(canonical),
         }
     }
 
@@ -566,6 +569,7 @@ impl Peering {
                 latency_at: self.latency_at.filter(|_| latency.is_some()),
                 retries: view.retries + retries,
                 ports: view.ports + ports,
+                left: self.ways.left(),
                 path_mtu: self.path.found(),
                 trains_vanish: !self.path.may_segment(),
                 faults,

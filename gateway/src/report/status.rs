@@ -21,7 +21,7 @@ use self::connection::OwnConnection;
 use crate::config::input::Input;
 use crate::config::restart_cache::RestartCache;
 use crate::dataplane::lane::{PeerState, Stats};
-use crate::liveness::health::Reason;
+use crate::liveness::health::{Reason, canonical};
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::liveness::overlay_probe::NodePaths;
 use crate::replicas::election::Role;
@@ -424,10 +424,6 @@ fn is_counted(a: &GatewayConfigStatus, b: &GatewayConfigStatus) -> bool {
 fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
     let (received_bytes, transmitted_bytes, last_initiation) = (0, 0, None);
     GatewayConfigStatus { received_bytes, transmitted_bytes, last_initiation, ..status.clone() }
-}
-
-fn canonical(peer: std::net::SocketAddr) -> std::net::SocketAddr {
-    std::net::SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }
 
 #[cfg(test)]

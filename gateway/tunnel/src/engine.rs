@@ -179,6 +179,12 @@ impl Engine {
         self.peer.reroute(now);
     }
 
+    /// Begins a handshake at the configured endpoint, if there is one: the peer is silent where its last packet
+    /// came from, such as a port that a NAT has closed since.
+    pub fn go_back(&mut self, now: Instant) {
+        self.peer.go_back(&self.config, now);
+    }
+
     /// Goes on under the keys that there are, and neither begins nor answers handshakes any more: another
     /// gateway with the same keys has the session, and the peer believes whose handshake was last.
     pub fn retire(&mut self) {

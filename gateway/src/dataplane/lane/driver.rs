@@ -301,6 +301,9 @@ impl Driver {
         if latest.initiate {
             self.engine.initiate(now);
         }
+        if latest.go_back {
+            self.engine.go_back(now);
+        }
         if latest.reroute {
             self.engine.reroute(now);
         }

@@ -533,7 +533,10 @@ fn nodes_cut_off_at_the_peer_are_counted() {
     let evidence = Evidence { peer_nodes, ..scene.evidence() };
     let faults = diagnose(&evidence, scene.now);
     assert_eq!(scene.reasons(&evidence), [Reason::PeerNodesUnreachable]);
-    assert_eq!(faults[0].message, "peer milan: 0 of 1 of its nodes reach its gateway");
+    assert_eq!(
+        faults[0].message,
+        "peer milan: 0 of 1 of its nodes reach its gateway without a fault"
+    );
     let lost = Evidence { value: ConnectionValue::Connecting, ..evidence };
     let reasons = scene.reasons(&lost);
     assert!(!reasons.contains(&Reason::PeerNodesUnreachable), "an old report: {reasons:?}");

@@ -4,12 +4,17 @@
 //! given up is followed by one from another source port. A client that has just started stays at its port
 //! for the first two: a server whose address has changed meanwhile initiates there.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Number of probes a client leaves unanswered before it tries another way, and the time it then
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// The same for so many ways after one that worked: some lead to where the server was followed to, some to
+/// its configured endpoint.
+const SOON_PAUSE: Duration = Duration::from_secs(5);
+const SOON_WAYS: u32 = 4;
 /// Time that a client which has just started gives each of its first ways: two initiations. They may be
 /// those that an earlier gateway had.
 const FIRST_TRY: Duration = Duration::from_secs(2);
@@ -23,6 +28,10 @@ pub(super) struct Ways {
     /// Number of first ways left to try.
     first_left: u32,
     renewed: Option<Instant>,
+    /// Number of ways given up since one worked.
+    in_vain: u32,
+    /// Endpoint that was given up last.
+    left: Option<SocketAddr>,
     /// Counts that are not yet published.
     retries: u64,
     ports: u64,
@@ -38,11 +47,15 @@ pub(super) struct Signs {
     pub(super) is_probing: bool,
     /// Since the start.
     pub(super) last_authentic: Option<Instant>,
+    /// Endpoint that packets go to.
+    pub(super) endpoint: Option<SocketAddr>,
 }
 
 impl Ways {
     pub(super) fn new(now: Instant) -> Self {
-        Self { changed: now, first_left: FIRST_WAYS, renewed: None, retries: 0, ports: 0 }
+        let (renewed, left) = (None, None);
+        let first_left = FIRST_WAYS;
+        Self { changed: now, first_left, renewed, in_vain: 0, left, retries: 0, ports: 0 }
     }
 
     /// Returns whether a peer that is silent now is to be sent an initiation, and takes note of that.
@@ -67,7 +80,11 @@ impl Ways {
             false => !signs.is_connected,
         };
         let is_quiet = signs.last_authentic.is_none_or(|at| older(at, timeout));
-        let pause = if signs.is_connected || is_first { timeout } else { RETRY_PAUSE };
+        let pause = match signs.last_authentic {
+            _ if signs.is_connected || is_first => timeout,
+            Some(at) if at > self.changed || self.in_vain < SOON_WAYS => SOON_PAUSE,
+            Some(_) | None => RETRY_PAUSE,
+        };
         lost && is_quiet && older(self.changed, pause)
     }
 
@@ -75,9 +92,15 @@ impl Ways {
     pub(super) fn change(&mut self, signs: Signs, now: Instant) {
         let keeps_port = self.is_first(signs) && self.first_left > 1;
         self.first_left = if keeps_port { self.first_left - 1 } else { 0 };
-        self.changed = now;
+        let has_worked = signs.last_authentic.is_some_and(|at| at > self.changed);
+        self.in_vain = if has_worked { 1 } else { self.in_vain.saturating_add(1) };
+        (self.changed, self.left) = (now, signs.endpoint);
         self.retries += 1;
         self.ports += u64::from(!keeps_port);
+    }
+
+    pub(super) fn left(&self) -> Option<SocketAddr> {
+        self.left
     }
 
     /// Returns the numbers of ways and of source ports given up since the last call.
@@ -106,6 +129,7 @@ mod tests {
             unanswered: Some(start),
             is_probing: true,
             last_authentic: None,
+            endpoint: None,
         };
         let mut ways = Ways::new(start);
         let mut changes = Vec::new();
@@ -129,11 +153,22 @@ mod tests {
             unanswered: lost,
             is_probing: true,
             last_authentic: lost,
+            endpoint: None,
         };
         let mut ways = Ways::new(start);
         assert!(!ways.is_due(signs, start + 16 * SECOND));
         assert!(ways.is_due(signs, start + 17 * SECOND));
         ways.change(signs, start + 17 * SECOND);
         assert_eq!((ways.retries, ways.ports), (1, 1));
+        let signs = Signs { is_connected: false, ..signs };
+        let mut changes = Vec::new();
+        for second in 18..=90 {
+            let now = start + second * SECOND;
+            if ways.is_due(signs, now) {
+                ways.change(signs, now);
+                changes.push(second);
+            }
+        }
+        assert_eq!(changes, [23, 29, 35, 51, 67, 83]);
     }
 }

@@ -28,6 +28,24 @@ fn endpoint_is_authentic_once_the_peer_answers() {
 }
 
 #[test]
+fn silent_peer_is_tried_at_its_configured_endpoint() {
+    let mut pair = Pair::connected();
+    let (configured, elsewhere) = (pair.addresses[1], SocketAddr::from(([203, 0, 113, 9], 4444)));
+    pair.addresses[1] = elsewhere;
+    assert!(pair.passes(1));
+    assert_eq!(pair.engines[0].peer_state().endpoint, Some(elsewhere));
+    pair.addresses[1] = configured;
+    pair.engines[0].go_back(pair.now);
+    pair.run(|_, _| true);
+    let state = pair.engines[0].peer_state();
+    assert!(state.endpoint == Some(configured) && state.is_endpoint_authentic);
+    assert!(pair.passes(0) && pair.passes(1));
+    pair.engines[1].go_back(pair.now);
+    pair.run(|_, _| true);
+    assert!(pair.passes(1), "nothing is configured, so it stays");
+}
+
+#[test]
 fn nothing_that_is_not_authentic_moves_the_endpoint() {
     let mut pair = Pair::connected();
     let before = pair.engines[1].peer_state();

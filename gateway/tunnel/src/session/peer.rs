@@ -140,6 +140,12 @@ impl Peer {
         self.sessions.iter_mut().for_each(|session| session.retry.is_rerouted = true);
     }
 
+    /// Sends to the configured endpoint again, if there is one, and begins a handshake there.
+    pub(crate) fn go_back(&mut self, config: &Config, now: Instant) {
+        self.configured = None;
+        self.configure(config, now);
+    }
+
     /// Neither begins nor answers handshakes from now on.
     pub(crate) fn retire(&mut self) {
         self.is_retired = true;

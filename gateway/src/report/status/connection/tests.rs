@@ -27,6 +27,7 @@ fn connection_is_written_on_change_or_every_10_s() {
         latency: Some(Duration::from_millis(second.unsigned_abs().into())),
         latency_at: Timestamp::from_second(second.into()).ok(),
         retries: 0,
+        left: None,
         path_mtu: None,
         ..View::start()
     };
