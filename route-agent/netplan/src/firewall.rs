@@ -126,6 +126,8 @@ impl Firewall {
 ///   What is translated leaves by the gateway's link or not at all, whatever routes there are.
 ///   The source is translated behind routing, which takes no local one from a device.
 /// * Only the node itself sends anything to a gateway's overlay address: a pod could flood the probes there.
+///   Nor does VXLAN of pods leave for other hosts of the overlay, where one that is masqueraded would be taken
+///   for the node's. Gateways may be pods.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
 ///   packet for one.
@@ -168,6 +170,12 @@ impl fmt::Display for Firewall {
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             if hook == "prerouting" {
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
+                for set in by_length(self.local_pods.iter()) {
+                    let (family, hosts) =
+                        (set.family(), if set.is_ipv4() { "@vxlan_v4" } else { "@vxlan_v6" });
+                    let vxlan = format!("udp dport 4879 {family} daddr {hosts}");
+                    set.write(f, "saddr", &format!("{vxlan} {family} saddr != {hosts} drop"))?;
+                }
             }
             writeln!(f, "  }}")?;
         }

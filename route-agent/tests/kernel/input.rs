@@ -67,6 +67,34 @@ fn input_that_drops_all_passes_probe_answers() {
     }
 }
 
+/// Where the node masquerades what its pods send, it would be taken for the node's own.
+#[test]
+fn vxlan_of_pods_stays_on_their_node() {
+    let mut world = World::new();
+    sh(
+        &world.node,
+        "nft 'add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; };
+        add rule ip cni post ip saddr 10.200.1.0/24 ip daddr != 10.200.0.0/16 masquerade'",
+    );
+    let gateway = world.gw.run(|| UdpSocket::bind("192.0.2.7:0")).unwrap().unwrap();
+    gateway.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let port = gateway.local_addr().unwrap().port();
+    let arrives = |world: &World, port: u16| {
+        let pod = world.pod.run(|| UdpSocket::bind("10.200.1.2:0")).unwrap().unwrap();
+        pod.send_to(b"datagram", ("192.0.2.7", port)).unwrap();
+        gateway.recv_from(&mut [0; 64]).is_ok()
+    };
+    let vxlan = "nft 'add table ip t; add chain ip t pre { type filter hook prerouting priority -300; };
+        add rule ip t pre udp dport 4879 counter; add rule ip t pre udp dport 4879 udp dport set PORT'";
+    sh(&world.gw, &vxlan.replace("PORT", &port.to_string()));
+    assert!(arrives(&world, 4879), "without weft");
+    world.configure(config());
+    world.start(&[]);
+    world.settle();
+    assert!(arrives(&world, port), "other datagrams pass");
+    assert!(!arrives(&world, 4879));
+}
+
 #[test]
 fn input_lets_wireguard_of_a_server_on_this_host_pass() {
     for filter in ["iptables-nft -P INPUT DROP", "iptables-legacy -P INPUT DROP"] {
