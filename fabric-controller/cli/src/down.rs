@@ -120,11 +120,11 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     if removed.is_ok() {
         say(&format!("removed {}", dir.path().display()));
     }
+    let mut forgotten = Ok(());
     let is_agent = record.as_ref().is_some_and(|record| record.published.is_some());
     if let Some(state) = record.and_then(|record| record.state_dir) {
         if !refuses {
-            // Not being there is no error.
-            let _ = fs::remove_file(state.join(REFUSAL_FILE));
+            forgotten = refusal::remove(&state.join(REFUSAL_FILE));
         }
         // An agent has nothing else there.
         let is_empty = is_agent && fs::remove_dir(&state).is_ok();
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
             end_of_state(&state, args.purge)?;
         }
     }
-    removed.context("everything else was taken away")?;
+    removed.and(forgotten).context("everything else was taken away")?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -243,19 +243,27 @@ pub fn check_state(path: &Path) -> anyhow::Result<()> {
     bail!("{} is not a state directory of weft: it holds {other}", path.display())
 }
 
-/// The first entry of a folder that is none of `ours`.
+/// The first entry of a folder that is none of `ours`, nor one that a program was killed at.
 fn foreign(path: &Path, ours: &[&str]) -> Option<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.find(|name| !ours.contains(&name.as_str()))
+    let is_left = |name: &str| {
+        let mut ours = ours.iter().map(|name| Path::new(name).with_extension("tmp"));
+        ours.any(|temporary| temporary == Path::new(name))
+    };
+    names.find(|name| !ours.contains(&name.as_str()) && !is_left(name))
 }
 
 /// Replaces a file, so that a reader sees the old text or the new.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    fs::rename(&temporary, path)
+    let written = File::create(&temporary)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
 /// 16 hex digits that stand for a name.

@@ -1,9 +1,11 @@
 //! Refusal of packets to peers that an earlier `weft down` left, as something still sent to them.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use anyhow::Context as _;
 use fabric_supervisor::rundir::REFUSAL_FILE;
 
 use crate::output::say;
@@ -20,6 +22,16 @@ pub(super) fn is_in_force() -> bool {
 pub(super) fn saved(state_dirs: &[PathBuf]) -> Vec<PathBuf> {
     let files = state_dirs.iter().map(|state| state.join(REFUSAL_FILE));
     files.filter(|file| file.exists()).collect()
+}
+
+/// Removes a copy of the table, if there is one.
+pub(super) fn remove(file: &Path) -> anyhow::Result<()> {
+    let removed = fs::remove_file(file);
+    let is_there = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
+    removed.or_else(|error| if is_there(&error) { Err(error) } else { Ok(()) }).with_context(|| {
+        let file = file.display();
+        format!("cannot remove {file}, which the next start of the host loads: remove it")
+    })
 }
 
 /// Reports that the table is gone, and its copies, which `route-agent cleanup` may have removed.
