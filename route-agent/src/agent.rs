@@ -492,7 +492,8 @@ impl Agent {
         self.problems = problems;
         let FaultyPaths { unreachable, lossy, cramped } = self.probes.faulty();
         let undone = self.undone.named(Instant::now());
-        let faults = lossy.len() + cramped.len() + usize::from(undone.is_some());
+        let paths = unreachable.len() + lossy.len() + cramped.len();
+        let faults = paths + usize::from(undone.is_some());
         self.vitals.set_problems(self.problems.len() + faults);
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
@@ -508,7 +509,8 @@ impl Agent {
             undone,
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,
-            reported_by: Some(reporter),
+            // A DaemonSet has one agent a node.
+            reported_by: self.store.api_server().is_none().then_some(reporter),
         });
         // A former mount point may be an empty folder now.
         if !self.lost {

@@ -35,10 +35,8 @@ impl Undone {
             }
             if self.found.len() == MANY && now - self.found[0] < WINDOW {
                 let since = Timestamp::now() - (now - self.found[0]);
-                match &mut self.named {
-                    Some(named) => named.step = step,
-                    None => self.named = Some(UndoneStep { step, since: format!("{since:.3}") }),
-                }
+                // One of several, which do not take turns in the status.
+                self.named.get_or_insert_with(|| UndoneStep { step, since: format!("{since:.3}") });
             }
         }
     }

@@ -69,7 +69,7 @@ impl Vitals {
         agent.register("steps", help, self.steps.clone());
         let help = "Changes of the kernel's tables that failed";
         agent.register("failures", help, self.failures.clone());
-        let help = "Problems, faulty paths and undone steps in the status of the NodeConfig now";
+        let help = "Problems, failing and faulty paths, and undone steps in the status of the NodeConfig now";
         agent.register("problems", help, self.problems.clone());
         let help = "Packets to and from peers that the node refused, read every 30 s at least";
         agent.register("refused_packets", help, self.refused.clone());

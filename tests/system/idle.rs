@@ -25,6 +25,7 @@ const MAX_SHARE: f64 = 0.002;
 /// Time of a bare wake-up on the machine that these shares are for. On one that others share it takes four
 /// times as long at times, as do those of weft: then their share may be so much larger.
 const WAKE_UP: Duration = Duration::from_micros(45);
+const MAX_SLOWER: f64 = 4.0;
 const WAKE_UP_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 
@@ -62,7 +63,7 @@ fn shares_of_a_core(scene: &Scene) -> Result<BTreeMap<String, f64>> {
     std::thread::sleep(Duration::from_secs(2));
     let before = times_of_all(scene)?;
     let wake_up = wake_up()?;
-    let slower = (wake_up.as_secs_f64() / WAKE_UP.as_secs_f64()).max(1.0);
+    let slower = (wake_up.as_secs_f64() / WAKE_UP.as_secs_f64()).clamp(1.0, MAX_SLOWER);
     let load = fs::read_to_string("/proc/loadavg")?;
     eprintln!("a wake-up takes {wake_up:?}; load: {}", load.trim());
     let mut shares = BTreeMap::new();

@@ -242,7 +242,7 @@ fn node_that_failed_as_its_gateway_ended_is_named() -> Result<()> {
         std::thread::sleep(Duration::from_secs(1));
         signal(&rome.processes(0, "gateway"), Signal::SIGKILL)?;
         wait_until("both name it", FIRST_PROBES, || {
-            let message = "peer rome: 1 of 2 of its nodes reach its gateway";
+            let message = "peer rome: 1 of 2 of its nodes reach its gateway without a fault";
             let faults = faults_of(milan)?;
             ensure!(faults.iter().any(|fault| fault["message"] == message), "{faults:?}");
             is_named(rome, "NoAnswer").and_then(|()| counts(rome, 1, 2))
@@ -260,7 +260,7 @@ fn faults_of(cluster: &Cluster) -> Result<Vec<Value>> {
 }
 
 fn peer_nodes_are_named(rome: &Cluster) -> Result<()> {
-    const MESSAGE: &str = "peer milan: 0 of 1 of its nodes reach its gateway";
+    const MESSAGE: &str = "peer milan: 0 of 1 of its nodes reach its gateway without a fault";
     let faults = faults_of(rome)?;
     ensure!(faults.iter().any(|fault| fault["message"] == MESSAGE), "{faults:?}");
     Ok(())

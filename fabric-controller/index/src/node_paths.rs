@@ -1,6 +1,7 @@
 //! Paths between the nodes and a gateway, folded from what both ends report.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use fabric_api::fabric::{Diversion, GatewayConfig, NodeConfig, PathFault, UnreachableNode};
 use jiff::Timestamp;
@@ -38,9 +39,6 @@ impl NodePaths {
                 let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
                 unreachable.insert(node.clone(), fault);
             }
-            for fault in [loss(config, gateway), cramp(config, gateway)].into_iter().flatten() {
-                unreachable.entry(fault.node.clone()).or_insert(fault);
-            }
         }
         // The gateway reports more: whether it is one direction, or only the agent.
         for node in &status.unreachable_nodes {
@@ -70,8 +68,11 @@ impl NodePaths {
         let missing = unreachable.len() - probed;
         for config in present {
             add_drop(config, &mut unreachable);
-            add_undone(config, &mut unreachable);
-            if let Some(fault) = fault_of_pods(config, gateway) {
+            add_undone(config, gateway, &mut unreachable);
+            // What lets no packet pass comes before what lets some pass.
+            let faults =
+                [fault_of_pods(config, gateway), loss(config, gateway), cramp(config, gateway)];
+            if let Some(fault) = faults.into_iter().flatten().next() {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
             }
         }
@@ -85,8 +86,9 @@ impl NodePaths {
     }
 }
 
-/// Bytes that VXLAN over IPv6 adds to a packet, 20 more than over IPv4.
-const VXLAN_OVERHEAD: u32 = 70;
+/// Bytes that VXLAN adds to a packet, over IPv4 and IPv6.
+const VXLAN_OVERHEAD: u32 = 50;
+const VXLAN_OVERHEAD_V6: u32 = 70;
 /// Separates cause and remedy of a detail that has both.
 const SEPARATOR: &str = "; ";
 
@@ -108,14 +110,29 @@ fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode>
 fn cramp(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
     let mut reports = config.status.iter().flat_map(|status| &status.cramped_gateways);
     let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
-    Some(reported(config, PathFault::Cramped, report.bytes.to_string(), &report.since))
+    let way = config.spec.peerings.iter().find(|of| of.peer_cluster_id == report.peer_cluster_id);
+    let underlay = way.and_then(|peering| peering.gateway.as_ref()).map(|of| of.underlay);
+    let overhead = match underlay {
+        Some(IpAddr::V4(_)) => VXLAN_OVERHEAD,
+        Some(IpAddr::V6(_)) | None => VXLAN_OVERHEAD_V6,
+    };
+    let detail = format!("{}{SEPARATOR}{}", report.bytes, report.bytes.saturating_add(overhead));
+    Some(reported(config, PathFault::Cramped, detail, &report.since))
 }
 
-/// Names a step that is undone again and again: probes pass or fail with it by chance.
-fn add_undone(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableNode>) {
-    let undone = config.status.as_ref().and_then(|status| status.undone.as_ref());
-    if let Some(undone) = undone {
-        let fault = reported(config, PathFault::Undone, undone.step.clone(), &undone.since);
+/// Names a step that is undone again and again: probes pass or fail with it by chance. A gateway that misses
+/// a node which itself reports nothing of that knows better: it may be off.
+fn add_undone(
+    config: &NodeConfig,
+    gateway: &GatewayConfig,
+    unreachable: &mut BTreeMap<String, UnreachableNode>,
+) {
+    let Some(status) = &config.status else { return };
+    let Some(undone) = &status.undone else { return };
+    let fault = reported(config, PathFault::Undone, undone.step.clone(), &undone.since);
+    let peer = &gateway.spec.peer_cluster_id;
+    let agrees = status.unreachable_gateways.iter().any(|of| of.peer_cluster_id == *peer);
+    if agrees || !unreachable.contains_key(&fault.node) {
         unreachable.insert(fault.node.clone(), fault);
     }
 }
@@ -211,7 +228,8 @@ pub fn cause(node: &UnreachableNode) -> String {
             "its pod CIDR {detail} lies in none of the cluster's, so peers do not accept its pods"
         ),
         PathFault::Cramped => format!(
-            "packets of {detail} bytes between it and the gateway are lost over VXLAN, smaller ones pass"
+            "packets of {} bytes between it and the gateway are lost over VXLAN, smaller ones pass",
+            detail.split_once(SEPARATOR).map_or(detail, |(bytes, _)| bytes)
         ),
         PathFault::Undone => {
             format!("another program keeps undoing what its route-agent sets: `{detail}`")
@@ -249,7 +267,7 @@ pub fn remedy(of: &UnreachableNode) -> String {
         PathFault::Cramped => format!(
             "let all links between {node} and the gateway's host pass {} bytes: give their devices one \
              MTU; or set spec.mtu of the gateway lower",
-            detail.parse::<u32>().unwrap_or_default() + VXLAN_OVERHEAD
+            of_drop.unwrap_or(detail)
         ),
         PathFault::Undone => format!(
             "find that program on {node} (`ip monitor all`, `nft monitor`) and have it leave alone what \
@@ -380,6 +398,16 @@ mod tests {
         let text = describe_steadily(&paths.unreachable[0]);
         let words = "n1: another program keeps undoing what its route-agent sets: `ip rule add pr";
         assert!(text.starts_with(words), "{text}");
+
+        let since = "2026-01-31T12:00:01Z";
+        let unreachable: Vec<_> = ["n1", "n2"]
+            .map(|node| json!({"node": node, "fault": "NoAnswer", "since": since}))
+            .into();
+        let status = json!({"overlayProbePort": 12346, "probingNodes": 2,
+            "unreachableNodes": unreachable});
+        let paths = NodePaths::of(&self::gateway(status), &nodes).unwrap();
+        let faults: Vec<_> = paths.unreachable.iter().map(|node| node.fault).collect();
+        assert_eq!(faults, [PathFault::Undone, PathFault::NoAnswer], "n2 itself misses nothing");
     }
 
     #[test]

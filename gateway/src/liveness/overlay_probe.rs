@@ -37,6 +37,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Datagrams read before the time counts: a gateway that had to wait for a processor finds the
 /// probes when it has one.
 const LATE_DATAGRAMS: usize = 1024;
+/// Most datagrams answered between two looks at all nodes.
+const BATCH: usize = 64;
 /// Between two looks for answers of kernels while any is awaited.
 const TRACE_LOOK: Duration = Duration::from_millis(100);
 
@@ -180,7 +182,7 @@ impl Probing {
         }
     }
 
-    /// Answers the next probe. Can be cancelled without losing one.
+    /// Answers the next probes. Can be cancelled without losing one.
     async fn handle_datagram(&mut self) {
         loop {
             let Some(current) = &mut self.current else { return std::future::pending().await };
@@ -195,6 +197,12 @@ impl Probing {
             }
             // A socket is called readable until it is found empty.
             if self.receive() {
+                // Many nodes may probe at a time, and all of them are looked at after each batch.
+                for _ in 1..BATCH {
+                    if !self.receive() {
+                        break;
+                    }
+                }
                 return;
             }
         }

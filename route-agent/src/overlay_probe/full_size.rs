@@ -1,7 +1,7 @@
 //! Probes as large as the packets that pods send: a way may carry small ones only. Knows no socket and no clock.
 //!
-//! Some turns have one in place of a small one. Once the gateway answers small ones after it, further tries
-//! follow at once; each turn tries again until one is answered.
+//! Some turns have one beside the small one. While the gateway answers small ones, further tries follow at once;
+//! each turn tries again until one is answered.
 
 use std::time::{Duration, Instant};
 

@@ -22,6 +22,11 @@ const MAX_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// Between two probes of a burst, and while probes are lost; then gateways of one node take turns.
 const BURST_INTERVAL: Duration = Duration::from_millis(25);
 const LOSSY_INTERVAL: Duration = Duration::from_millis(50);
+/// The same after some time, until so many answers in a row may be the end of the loss: an overloaded link or
+/// gateway gets no better by probes.
+const SETTLED_INTERVAL: Duration = Duration::from_millis(200);
+const SETTLED: Duration = Duration::from_secs(10);
+const PROMISING: usize = 4;
 /// Probes of a burst, the fewest that are called lossy, and those that a share is computed of.
 const WINDOW: usize = 20;
 const MIN_DECIDED: usize = 10;
@@ -128,8 +133,13 @@ impl Losses {
         }
         let is_due = self.loss.is_some() || burst.sent < WINDOW;
         burst.sent += usize::from(is_due);
-        let is_lossy = self.loss.is_some();
-        let interval = if is_lossy { LOSSY_INTERVAL * turns } else { BURST_INTERVAL };
+        let interval = match self.loss {
+            None => BURST_INTERVAL,
+            Some(loss) if now - loss.since > SETTLED && !self.is_promising(now) => {
+                SETTLED_INTERVAL * turns
+            }
+            Some(_) => LOSSY_INTERVAL * turns,
+        };
         self.burst = Some(Burst { next_at: now + interval, ..burst });
         is_due
     }
@@ -138,6 +148,13 @@ impl Losses {
     fn gap(&self) -> Option<&Sample> {
         let last = self.samples.iter().rfind(|sample| sample.is_answered)?;
         self.samples.iter().find(|sample| !sample.is_answered && sample.sent <= last.sent)
+    }
+
+    /// The latest probes are answered, but for those of the last moment.
+    fn is_promising(&self, now: Instant) -> bool {
+        let is_open = |of: &&Sample| !of.is_answered && now < of.sent + self.answer_time();
+        let decided = self.samples.iter().rev().skip_while(is_open);
+        decided.take(PROMISING).all(|sample| sample.is_answered)
     }
 
     fn is_undecided(&self, now: Instant) -> bool {
@@ -159,7 +176,8 @@ impl Losses {
         let lost = |of: &[bool]| of.iter().filter(|is_answered| !**is_answered).count();
         let gaps = recent.windows(2).filter(|pair| pair[0] && !pair[1]).count();
         let is_lossy = match self.loss {
-            _ if lost(recent) == recent.len() => false,
+            // An outage by itself is no loss, and ends none.
+            before if lost(recent) == recent.len() => before.is_some(),
             Some(_) => lost(latest(UNBROKEN)) > 0,
             None => {
                 let is_much = lost(recent) * 100 >= recent.len() * MIN_LOSS;
@@ -274,6 +292,19 @@ mod tests {
             world.sent = 0;
             world.pass(10_000, 0);
             assert_eq!(world.sent, 10, "seed {seed}: only turns");
+        }
+    }
+
+    #[test]
+    fn loss_that_lasts_is_probed_less_often() {
+        for seed in 0..100 {
+            let mut world = World::new(seed);
+            world.pass(20_000, 40);
+            world.sent = 0;
+            world.pass(60_000, 40);
+            assert!((300..600).contains(&world.sent), "seed {seed}: {} in a minute", world.sent);
+            world.pass(3000, 0);
+            assert_eq!(world.percent(), None, "seed {seed}");
         }
     }
 

@@ -16,7 +16,7 @@ use super::losses::{Loss, Losses};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Most turns that a gateway waits for its next probe.
 const MAX_TURNS: u32 = 10;
-/// One of so many turns of a node's gateways has a probe of full size, but at most one of two of each gateway.
+/// One of so many turns of a node's gateways has a probe of full size, too, but at most one of two of each gateway.
 const FULL_SIZE_TURNS: u32 = 6;
 const MIN_FULL_SIZE_TURNS: u32 = 2;
 /// Time until a probe counts as unanswered, and between the probes of a burst.
@@ -43,6 +43,13 @@ pub(crate) struct Target {
     pub(crate) host: Option<String>,
     /// Largest packet for the peer, in bytes.
     pub(crate) mtu: u32,
+}
+
+impl Target {
+    /// Other end of its VXLAN, which several gateways may have.
+    fn way(&self) -> (Option<&str>, IpAddr) {
+        (self.host.as_deref(), self.underlay)
+    }
 }
 
 /// A probe to be sent.
@@ -111,8 +118,7 @@ impl Prober {
             };
             // Gateways of one node have their turns one after another.
             gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1);
-            let way = |target: &Target| (target.host.clone(), target.underlay);
-            if way(&gateway.target) != way(target) {
+            if gateway.target.way() != target.way() {
                 gateway.next_at = now;
             }
             gateway.target = target.clone();
@@ -135,24 +141,24 @@ impl Prober {
                 gateway.full_size = FullSize::default();
             }
             let is_full_due = gateway.full_size.poll(gateway.pending.is_none(), now);
-            if gateway.next_at <= now {
-                let is_turn = gateway.pending.is_none();
-                let is_full = is_turn && (gateway.begin_turn() || is_full_due);
-                if is_turn && !is_full {
-                    gateway.losses.begin_turn(self.nonce + 1, now);
-                }
+            let is_due = gateway.next_at <= now;
+            let is_turn = is_due && gateway.pending.is_none();
+            if is_turn {
+                gateway.losses.begin_turn(self.nonce + 1, now);
+            }
+            if is_due {
                 gateway.begin_wait(self.nonce + 1, now);
-                probes.push(match is_full {
-                    true => gateway.full_probe(&mut self.nonce, now),
-                    false => gateway.probe(&mut self.nonce, now),
-                });
-            } else if is_full_due {
-                probes.push(gateway.full_probe(&mut self.nonce, now));
-            } else if is_burst_due {
+            }
+            if is_due || is_burst_due {
                 probes.push(gateway.probe(&mut self.nonce, now));
             }
+            if is_full_due || is_turn && gateway.is_full_turn() {
+                probes.push(gateway.full_probe(&mut self.nonce, now));
+            }
             let is_newly_faulty = !was_faulty && gateway.is_faulty();
-            if is_newly_faulty || gateway.pending.is_some_and(|pending| pending.count == 2) {
+            if is_newly_faulty
+                || is_due && gateway.pending.is_some_and(|pending| pending.count == 2)
+            {
                 suspects.push(gateway.target.host.clone());
             }
         }
@@ -235,10 +241,23 @@ impl Prober {
         gone.filter_map(|gateway| Some((&gateway.target, gateway.pending?.first)))
     }
 
-    /// Gateways that answer some of the probes.
+    /// Gateways that answer some of the probes, and others at the end of the same way: what is lost there does not
+    /// depend on the gateway.
     pub(super) fn lossy(&self) -> impl Iterator<Item = (&Target, Loss)> {
+        let mut ways = BTreeMap::new();
+        for gateway in self.gateways.values() {
+            if let Some(loss) = gateway.losses.loss() {
+                let first = ways.entry(gateway.target.way()).or_insert(loss);
+                if loss.since < first.since {
+                    *first = loss;
+                }
+            }
+        }
         let answering = self.gateways.values().filter(|gateway| !gateway.is_unreachable());
-        answering.filter_map(|gateway| Some((&gateway.target, gateway.losses.loss()?)))
+        answering.filter_map(move |gateway| {
+            let loss = ways.get(&gateway.target.way())?;
+            Some((&gateway.target, *loss))
+        })
     }
 
     /// Gateways that answer none but smaller probes.
@@ -283,8 +302,8 @@ impl Gateway {
         self.losses.loss().is_some() || self.full_size.lost_since().is_some()
     }
 
-    /// Returns whether the turn has a probe of full size.
-    fn begin_turn(&mut self) -> bool {
+    /// Returns whether the turn that begins has a probe of full size, too.
+    fn is_full_turn(&mut self) -> bool {
         let turns = (FULL_SIZE_TURNS / self.turns).max(MIN_FULL_SIZE_TURNS);
         self.turn = (self.turn + 1) % turns;
         self.answers_in_size && (self.turn == 0 || self.full_size.lost_since().is_some())
@@ -329,256 +348,4 @@ impl Gateway {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MILLI: Duration = Duration::from_millis(1);
-
-    /// A clock, and gateways that answer at once as long as `answers` holds.
-    struct World {
-        start: Instant,
-        now: Instant,
-        prober: Prober,
-        /// Time in milliseconds and last octet of each probe's destination.
-        sent: Vec<(u128, u8)>,
-        answers_in_size: bool,
-    }
-
-    impl World {
-        fn new(gateways: u8) -> Self {
-            let (start, mut prober) = (Instant::now(), Prober::new(7));
-            let targets: Vec<_> = (1..=gateways).map(target).collect();
-            prober.follow(&targets, start);
-            Self { start, now: start, prober, sent: Vec::new(), answers_in_size: true }
-        }
-
-        fn pass(&mut self, millis: u32, answers: impl Fn(u8) -> bool) {
-            self.pass_probes(millis, |probe| answers(octet(probe.to)));
-        }
-
-        fn pass_probes(&mut self, millis: u32, answers: impl Fn(&Probe) -> bool) {
-            let end = self.now + millis * MILLI;
-            while let Some(at) = self.prober.deadline().filter(|at| *at <= end) {
-                self.now = self.now.max(at);
-                for probe in self.prober.poll(self.now) {
-                    let number = octet(probe.to);
-                    self.sent.push(((self.now - self.start).as_millis(), number));
-                    if answers(&probe) {
-                        self.prober.handle_reply(probe.to, probe.nonce, self.now);
-                        let is_full = self.answers_in_size.then_some(probe.size.is_some());
-                        self.prober.handle_size(probe.to, probe.nonce, is_full);
-                    }
-                }
-            }
-            self.now = end;
-        }
-
-        fn unreachable(&self) -> Vec<u8> {
-            self.prober.unreachable().map(|(target, _)| octet(target.address)).collect()
-        }
-    }
-
-    fn target(number: u8) -> Target {
-        let address = SocketAddr::from(([10, 80, 0, number], 12346));
-        let (mac, underlay) = (None, [192, 0, 2, number].into());
-        let host = Some("n1".to_owned());
-        Target { peer: format!("peer-{number}"), address, mac, underlay, host, mtu: 1440 }
-    }
-
-    fn octet(address: SocketAddr) -> u8 {
-        let IpAddr::V4(ip) = address.ip() else { panic!("not IPv4") };
-        ip.octets()[3]
-    }
-
-    #[test]
-    fn gateway_is_probed_once_a_second() {
-        let mut world = World::new(1);
-        world.pass(60_000, |_| true);
-        assert_eq!(world.sent.len(), 61, "{:?}", world.sent);
-        assert!(world.unreachable().is_empty());
-    }
-
-    #[test]
-    fn only_gateways_that_answered_are_lost() {
-        let mut world = World::new(2);
-        world.pass(10_000, |number| number == 1);
-        assert_eq!(world.unreachable(), [2]);
-        assert_eq!(world.prober.lost().count(), 0);
-        world.pass(10_000, |_| false);
-        assert_eq!(world.unreachable(), [1, 2]);
-        let lost: Vec<_> = world.prober.lost().map(|(target, _)| octet(target.address)).collect();
-        assert_eq!(lost, [1]);
-    }
-
-    #[test]
-    fn gateways_of_one_node_are_probed_in_turn() {
-        let mut world = World::new(5);
-        world.pass(900, |_| true);
-        world.sent.clear();
-        world.pass(50_000, |_| true);
-        let turns: Vec<_> = world.sent.iter().map(|(_, number)| *number).collect();
-        assert_eq!(turns, [1, 2, 3, 4, 5].repeat(10), "one a second, each every five seconds");
-    }
-
-    #[test]
-    fn many_gateways_are_probed_every_ten_seconds() {
-        let mut world = World::new(100);
-        world.pass(10_000, |_| true);
-        world.sent.clear();
-        world.pass(100_000, |_| true);
-        assert_eq!(world.sent.len(), 100 * 10);
-    }
-
-    #[test]
-    fn lost_gateways_are_probed_every_2_seconds() {
-        let mut world = World::new(100);
-        world.pass(20_000, |_| true);
-        world.pass(60_000, |number| number > 50);
-        assert_eq!(world.prober.lost().count(), 50);
-        world.sent.clear();
-        world.pass(20_000, |number| number > 50);
-        let of = |number| world.sent.iter().filter(|(_, of)| *of == number).count();
-        assert_eq!((of(1), of(50), of(100)), (10, 10, 2));
-        world.pass(2000, |_| true);
-        assert_eq!(world.prober.lost().count(), 0);
-    }
-
-    #[test]
-    fn gateway_that_never_answered_waits_for_its_turn() {
-        let mut world = World::new(100);
-        world.pass(60_000, |_| false);
-        world.sent.clear();
-        world.pass(10_000, |_| false);
-        assert_eq!(world.sent.len(), 100);
-    }
-
-    #[test]
-    fn gateway_without_replies_is_named_in_3_seconds() {
-        let mut world = World::new(1);
-        world.pass(1001, |_| true);
-        world.pass(2100, |_| false);
-        assert!(world.unreachable().is_empty(), "one lost probe is no fault");
-        world.pass(300, |_| false);
-        assert_eq!(world.unreachable(), [1]);
-        world.pass(60_000, |_| false);
-        assert_eq!(world.unreachable(), [1]);
-        world.pass(1000, |_| true);
-        assert!(world.unreachable().is_empty());
-    }
-
-    #[test]
-    fn all_gateways_of_a_lost_node_are_named_soon() {
-        let mut world = World::new(30);
-        world.pass(60_100, |_| true);
-        world.pass(2600, |_| false);
-        assert_eq!(world.unreachable().len(), 30);
-    }
-
-    /// Number of a thousand losses of this share that are reported within that time.
-    fn reported_in_time(percent: u64, millis: u32) -> usize {
-        let is_in_time = |seed: &u32| {
-            let mut world = World::new(1);
-            world.pass(1001 + seed, |_| true);
-            let random = std::cell::Cell::new(u64::from(*seed) << 32 | 0x9e37_79b9);
-            world.pass(millis, |_| {
-                let next = random.get() ^ random.get() << 13;
-                let next = next ^ next >> 7;
-                random.set(next ^ next << 17);
-                random.get() % 100 >= percent
-            });
-            world.prober.lossy().count() > 0
-        };
-        (0..1000).filter(is_in_time).count()
-    }
-
-    #[test]
-    fn loss_is_reported_in_a_few_seconds() {
-        let one_way = [3000, 6000, 9000].map(|millis| reported_in_time(40, millis));
-        let both_ways = [3000, 6000, 9000].map(|millis| reported_in_time(64, millis));
-        let is_enough =
-            |of: [usize; 3]| of.iter().zip([600, 880, 970]).all(|(of, least)| *of >= least);
-        assert!(
-            is_enough(one_way) && is_enough(both_ways),
-            "{one_way:?} and {both_ways:?} of 1000"
-        );
-    }
-
-    #[test]
-    fn all_gateways_of_a_lossy_node_are_named_soon() {
-        let mut world = World::new(3);
-        world.pass(10_000, |_| true);
-        let number = std::cell::Cell::new(0_u32);
-        let is_answered = |_| number.replace(number.get() + 1) % 5 > 1;
-        world.pass(10_000, is_answered);
-        let lossy = world.prober.lossy();
-        let lossy: Vec<_> = lossy.map(|(target, _)| octet(target.address)).collect();
-        assert_eq!(lossy, [1, 2, 3]);
-        assert!(world.unreachable().is_empty());
-        world.pass(10_000, is_answered);
-        world.sent.clear();
-        world.pass(10_000, is_answered);
-        assert!(world.sent.len() < 250, "{} probes in 10 s", world.sent.len());
-        world.pass(5000, |_| false);
-        assert_eq!(world.prober.lossy().count(), 0, "none answers");
-        assert_eq!(world.unreachable(), [1, 2, 3]);
-    }
-
-    #[test]
-    fn way_for_small_packets_only_is_named() {
-        let mut world = World::new(2);
-        let small = |probe: &Probe| probe.size.is_none();
-        world.pass_probes(10_000, |_| true);
-        assert_eq!(world.prober.cramped().count(), 0);
-        world.pass_probes(10_000, small);
-        assert_eq!(world.prober.cramped().count(), 2);
-        assert!(world.unreachable().is_empty() && world.prober.lossy().count() == 0);
-        world.pass_probes(20_000, small);
-        assert_eq!(world.prober.cramped().count(), 2);
-        world.pass_probes(2000, |_| true);
-        assert_eq!(world.prober.cramped().count(), 0);
-        world.answers_in_size = false;
-        world.pass_probes(20_000, small);
-        assert_eq!(world.prober.cramped().count(), 0, "a gateway of before took its place");
-    }
-
-    #[test]
-    fn suspended_agent_reports_no_gateway() {
-        let mut world = World::new(1);
-        world.pass(999, |_| true);
-        world.pass(2, |_| false);
-        world.now += Duration::from_secs(20);
-        world.pass(1, |_| false);
-        assert!(world.unreachable().is_empty());
-        world.pass(1000, |_| true);
-        assert!(world.unreachable().is_empty());
-    }
-
-    #[test]
-    fn replies_of_others_and_old_ones_do_not_count() {
-        let mut world = World::new(1);
-        let probe = world.prober.poll(world.now).remove(0);
-        let other = SocketAddr::new(probe.to.ip(), 9);
-        assert!(!world.prober.handle_reply(other, probe.nonce, world.now));
-        assert!(!world.prober.handle_reply(probe.to, probe.nonce - 1, world.now));
-        assert!(!world.prober.handle_reply(probe.to, probe.nonce + 9, world.now));
-        assert!(world.prober.handle_reply(probe.to, probe.nonce, world.now));
-        assert!(!world.prober.handle_reply(probe.to, probe.nonce, world.now), "twice");
-    }
-
-    #[test]
-    fn announced_time_of_the_next_probe_holds() {
-        let mut world = World::new(20);
-        let mut announced: BTreeMap<SocketAddr, Instant> = BTreeMap::new();
-        for step in 0..60_000 {
-            world.now += MILLI;
-            for probe in world.prober.poll(world.now) {
-                let late = announced.insert(probe.to, world.now + probe.next);
-                assert!(late.is_none_or(|due| world.now <= due), "{probe:?} is late");
-                // For ten of the sixty seconds, nobody answers.
-                if !(20_000..30_000).contains(&step) {
-                    world.prober.handle_reply(probe.to, probe.nonce, world.now);
-                }
-            }
-        }
-    }
-}
+mod tests;

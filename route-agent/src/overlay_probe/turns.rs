@@ -65,7 +65,8 @@ impl Turns {
         let lost = self.turns.iter().filter(is_lost).count();
         let since = self.turns.iter().find(is_lost).map(|turn| turn.sent);
         if let (true, Some(since)) = (gaps >= MIN_GAPS && lost >= MIN_LOST, since) {
-            let percent = u8::try_from((lost * 100 / WINDOW + 5) / 10 * 10).unwrap_or(100);
+            let share = lost * 100 / self.turns.len();
+            let percent = u8::try_from((share + 5) / 10 * 10).unwrap_or(100);
             self.loss = Some((percent, since));
         }
     }
@@ -98,8 +99,9 @@ mod tests {
     #[test]
     fn link_that_fails_every_few_seconds_is_lossy() {
         let flaps = [0, 0, 0, 1, 0, 0, 0];
-        assert_eq!(percent(&flaps.repeat(4)), Some(10));
+        assert_eq!(percent(&flaps.repeat(4)), Some(20), "16 % once it is noticed");
         assert_eq!(percent(&flaps.repeat(3)), None, "three are no pattern");
+        assert_eq!(percent(&[0, 1].repeat(4)), Some(50));
         assert_eq!(percent(&[flaps.repeat(4), vec![0; 5]].concat()), None, "8 turns are clean");
     }
 

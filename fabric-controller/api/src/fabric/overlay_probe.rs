@@ -57,7 +57,7 @@ impl OverlayProbe {
     pub fn parse(datagram: &[u8]) -> Option<Self> {
         let datagram = datagram.trim_ascii_end();
         let is_object = datagram.first() == Some(&b'{') && datagram.len() <= MAX_LENGTH;
-        serde_json::from_slice(datagram).ok().filter(|_| is_object)
+        is_object.then(|| serde_json::from_slice(datagram).ok()).flatten()
     }
 
     pub fn encode(&self) -> Vec<u8> {

@@ -190,10 +190,12 @@ fn faulty_nodes(index: &Index, gateway: &Gateway<'_>) -> u32 {
     let nodes = index.all::<NodeConfig>(Kind::NodeConfig).map(|(_, node)| node);
     let faults = NodePaths::of(config, nodes).map(|paths| paths.unreachable).unwrap_or_default();
     let is_unseen = |fault: &&UnreachableNode| {
-        use PathFault::{Cramped, Diverted, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap};
+        use PathFault::{
+            Cramped, Diverted, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap, Undone,
+        };
         matches!(
             fault.fault,
-            Cramped | Diverted | Lossy | NotForwarding | PodCidrOutside | PodCidrOverlap
+            Cramped | Diverted | Lossy | NotForwarding | PodCidrOutside | PodCidrOverlap | Undone
         )
     };
     let unseen = faults.iter().filter(is_unseen);
