@@ -1,3 +1,5 @@
+use std::net::{IpAddr, Ipv4Addr};
+
 use super::{Fault, peer};
 use crate::networking::{GatewayClient, GatewayServer, ServiceType};
 
@@ -28,7 +30,8 @@ pub fn gateway_client(of: &GatewayClient) -> Vec<Fault> {
         faults.push(Fault::new("spec.endpoint.addresses", message));
     }
     for (i, address) in endpoint.addresses.iter().enumerate().filter(|(_, a)| !is_host(a)) {
-        let message = format!("found {address:?}; expected an IP address or DNS name");
+        let message =
+            format!("found {address:?}; expected an IP address of one host or a DNS name");
         faults.push(Fault::new(format!("spec.endpoint.addresses[{i}]"), message));
     }
     faults
@@ -89,5 +92,6 @@ fn is_host(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let digits = name.chars().all(|c| c.is_ascii_digit() || c == '.');
     let dns = name.len() <= 253 && !digits && name.split('.').all(label);
-    dns || text.parse::<std::net::IpAddr>().is_ok()
+    let is_group = |ip: &IpAddr| ip.is_multicast() || *ip == Ipv4Addr::BROADCAST;
+    dns || text.parse().is_ok_and(|ip| !is_group(&ip))
 }

@@ -140,6 +140,10 @@ fn cases() -> Vec<(Object, &'static str)> {
             "spec.endpoint.addresses[1]: found \"300.1.2.3\"; expected",
         ),
         (
+            broken_client(json!({"addresses": ["ff02::1"], "port": 1})),
+            "spec.endpoint.addresses[0]: found \"ff02::1\"; expected an IP address of one host",
+        ),
+        (
             broken_client(json!({"addresses": ["$(reboot)"], "port": 1})),
             "spec.endpoint.addresses[0]: found \"$(reboot)\"; expected",
         ),
