@@ -411,6 +411,9 @@ impl Compiler<'_> {
             }
         }
         let firewall = &mut self.out.firewall;
+        firewall
+            .pods
+            .extend(self.config.pod_cidrs.iter().filter_map(|text| text.parse::<Cidr>().ok()));
         let exits = self.host_state.exits(self.config);
         firewall.exits.extend(exits.into_iter().map(str::to_owned));
         for map in &self.config.ips {

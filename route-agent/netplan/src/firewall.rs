@@ -24,6 +24,8 @@ pub const SOURCES_PRIORITY: i32 = 99;
 pub struct Firewall {
     /// Sources on this node that keep their address.
     pub local_pods: BTreeSet<Cidr>,
+    /// Pods of the cluster.
+    pub pods: BTreeSet<Cidr>,
     /// All peers' prefixes, as this cluster sees them.
     pub peers: BTreeSet<Cidr>,
     /// Those of them that no tunnel carries packets to now: new connections are refused.
@@ -126,8 +128,8 @@ impl Firewall {
 ///   What is translated leaves by the gateway's link or not at all, whatever routes there are.
 ///   The source is translated behind routing, which takes no local one from a device.
 /// * Only the node itself sends anything to a gateway's overlay address: a pod could flood the probes there.
-///   Nor does VXLAN of pods leave for other hosts of the overlay, where one that is masqueraded would be taken
-///   for the node's. Gateways may be pods.
+///   Nor does VXLAN of pods leave for other hosts, where one that is masqueraded would be taken for the node's.
+///   Gateways may be pods, and pods may send each other what they like.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
 ///   packet for one.
@@ -170,15 +172,15 @@ impl fmt::Display for Firewall {
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             if hook == "prerouting" {
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
-                for set in by_length(self.local_pods.iter()) {
-                    let (family, hosts) =
-                        (set.family(), if set.is_ipv4() { "@vxlan_v4" } else { "@vxlan_v6" });
-                    let vxlan = format!("udp dport 4879 {family} daddr {hosts}");
-                    set.write(f, "saddr", &format!("{vxlan} {family} saddr != {hosts} drop"))?;
-                }
+                let local = by_length(&self.local_pods);
+                let vxlan = "udp dport 4879 goto vxlan_of_pods";
+                local.iter().try_for_each(|set| set.write(f, "saddr", vxlan))?;
             }
             writeln!(f, "  }}")?;
         }
+        f.write_str(VXLAN_OF_PODS)?;
+        by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
+        f.write_str("    drop\n  }\n")?;
         f.write_str(REFUSE)?;
         let of_others = "iifname != { \"weft4\", \"weft6\" } drop";
         probed.iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
@@ -218,6 +220,11 @@ const UNMARK: &str = "  }
     type filter hook postrouting priority 98; policy accept;
     oifname { \"weft4\", \"weft6\" } meta mark and 0x4000 != 0 meta mark set meta mark and 0xffffbfff
   }
+";
+
+const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
+    ip saddr @vxlan_v4 return
+    ip6 saddr @vxlan_v6 return
 ";
 
 const REFUSE: &str = "  counter refused {

@@ -15,6 +15,7 @@ use netplan::{
 fn the_firewall_table_is_the_golden_one() {
     let firewall = Firewall {
         local_pods: [cidr("10.200.1.0/24"), cidr("fd00:200:1::/64")].into(),
+        pods: [cidr("10.200.0.0/16"), cidr("fd00:200::/48")].into(),
         peers: [cidr("10.201.0.0/16"), cidr("10.71.0.0/16"), cidr("fd00:201::/48")].into(),
         unconnected: [cidr("10.71.0.0/16")].into(),
         probed: [cidr("10.80.0.7/32")].into(),

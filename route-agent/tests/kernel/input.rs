@@ -76,23 +76,27 @@ fn vxlan_of_pods_stays_on_their_node() {
         "nft 'add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; };
         add rule ip cni post ip saddr 10.200.1.0/24 ip daddr != 10.200.0.0/16 masquerade'",
     );
-    let gateway = world.gw.run(|| UdpSocket::bind("192.0.2.7:0")).unwrap().unwrap();
-    gateway.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    let port = gateway.local_addr().unwrap().port();
-    let arrives = |world: &World, port: u16| {
+    let device = "$(ip -o -4 addr show to 192.0.2.7 | awk '{print $2}')";
+    sh(&world.gw, &format!("ip addr add 192.0.2.8/24 dev {device}"));
+    let host = world.gw.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
+    host.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let port = host.local_addr().unwrap().port();
+    let arrives = |world: &World, to: &str, port: u16| {
         let pod = world.pod.run(|| UdpSocket::bind("10.200.1.2:0")).unwrap().unwrap();
-        pod.send_to(b"datagram", ("192.0.2.7", port)).unwrap();
-        gateway.recv_from(&mut [0; 64]).is_ok()
+        pod.send_to(b"datagram", (to, port)).unwrap();
+        host.recv_from(&mut [0; 64]).is_ok()
     };
     let vxlan = "nft 'add table ip t; add chain ip t pre { type filter hook prerouting priority -300; };
         add rule ip t pre udp dport 4879 counter; add rule ip t pre udp dport 4879 udp dport set PORT'";
     sh(&world.gw, &vxlan.replace("PORT", &port.to_string()));
-    assert!(arrives(&world, 4879), "without weft");
+    let (gateway, other) = ("192.0.2.7", "192.0.2.8");
+    assert!(arrives(&world, gateway, 4879) && arrives(&world, other, 4879), "without weft");
     world.configure(config());
     world.start(&[]);
     world.settle();
-    assert!(arrives(&world, port), "other datagrams pass");
-    assert!(!arrives(&world, 4879));
+    assert!(arrives(&world, gateway, port), "other datagrams pass");
+    assert!(!arrives(&world, gateway, 4879));
+    assert!(!arrives(&world, other, 4879), "a host that trusts this one, if it has a gateway");
 }
 
 #[test]
