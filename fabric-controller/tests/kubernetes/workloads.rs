@@ -177,10 +177,16 @@ fn stuck_deployment_is_retried_with_backoff() {
             .pointer("/metadata/deletionTimestamp")
             .cloned()
     });
-    let before = cluster.writes(namespace);
+    let before = cluster.writes(namespace).len();
     sleep(Duration::from_secs(6));
-    let tries = cluster.writes(namespace).split_off(before.len());
-    assert!((4..=30).contains(&tries.len()), "in six seconds: {tries:?}");
+    let tries = cluster.writes(namespace).split_off(before);
+    assert!(tries.len() <= 30, "in six seconds: {tries:?}");
+    // On a busy machine it may have come to a long wait by now.
+    cluster.until("it is tried again, twice", || {
+        let writes = cluster.writes(namespace).split_off(before);
+        let tries = writes.iter().filter(|write| write.starts_with("patch deployments"));
+        (tries.count() >= 2).then_some(())
+    });
     finalizers(json!([]));
     let began = Instant::now();
     cluster.until_is(deployment, "/spec/selector/matchLabels", &json!({"mine": "server"}));
