@@ -18,7 +18,7 @@ use crate::scene::{PORT, Scene, play};
 /// Longer than agents and gateways go without looking at everything.
 const MEASURED: Duration = Duration::from_secs(32);
 /// Other programs on the machine only add to the time of a wake-up: the smallest share counts.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 6;
 /// Share of one core that agents and gateways may take, and all else as gateways.
 const MAX_SHARE_OF_AGENT: f64 = 0.005;
 const MAX_SHARE: f64 = 0.002;
