@@ -255,10 +255,9 @@ fn ipam_is_closed(pair: &Pair, families: usize) -> Result<()> {
         let list = ["get", "pods", "--all-namespaces", "--output", addresses];
         let of_ipam = ["--selector", "fabric.weft.dev/program=ipam"];
         let addresses = cluster.kubectl(&[&list[..], &of_ipam].concat())?;
-        let addresses: Vec<IpAddr> =
+        let mut addresses: Vec<IpAddr> =
             addresses.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        let held = addresses.into_iter().filter(|address| address.is_ipv4() || families > 1);
-        let addresses: Vec<IpAddr> = held.collect();
+        addresses.retain(|address| address.is_ipv4() || families > 1);
         ensure!(!addresses.is_empty(), "{} has no ipam", cluster.spec.id);
         for pod in pods {
             for address in &addresses {

@@ -69,7 +69,7 @@ impl NodePaths {
         for config in present {
             add_drop(config, &mut unreachable);
             add_undone(config, gateway, &mut unreachable);
-            // What lets no packet pass comes before what lets some pass.
+            // A fault that stops all packets explains more than one that stops some.
             let faults =
                 [fault_of_pods(config, gateway), loss(config, gateway), cramp(config, gateway)];
             if let Some(fault) = faults.into_iter().flatten().next() {
@@ -89,7 +89,7 @@ impl NodePaths {
 /// Bytes that VXLAN adds to a packet, over IPv4 and IPv6.
 const VXLAN_OVERHEAD: u32 = 50;
 const VXLAN_OVERHEAD_V6: u32 = 70;
-/// Separates cause and remedy of a detail that has both.
+/// Separates the parts of a detail: cause and remedy, or the size of packets and that of links.
 const SEPARATOR: &str = "; ";
 
 /// Fault that a node itself reports.
@@ -245,10 +245,10 @@ pub fn cause(node: &UnreachableNode) -> String {
 /// Remedy.
 pub fn remedy(of: &UnreachableNode) -> String {
     let (node, detail) = (&of.node, of.detail.as_deref().unwrap_or_default());
-    let of_drop = detail.split_once(SEPARATOR).map(|(_, remedy)| remedy);
+    let second_part = detail.split_once(SEPARATOR).map(|(_, remedy)| remedy);
     match of.fault {
-        PathFault::NoAnswer | PathFault::NoAgent | PathFault::OneWay if of_drop.is_some() => {
-            format!("on {node}, {}", of_drop.unwrap_or_default())
+        PathFault::NoAnswer | PathFault::NoAgent | PathFault::OneWay if second_part.is_some() => {
+            format!("on {node}, {}", second_part.unwrap_or_default())
         }
         PathFault::NoAnswer => format!(
             "see whether {node} is up, its network is connected, its address is the one in its \
@@ -267,7 +267,7 @@ pub fn remedy(of: &UnreachableNode) -> String {
         PathFault::Cramped => format!(
             "let all links between {node} and the gateway's host pass {} bytes: give their devices one \
              MTU; or set spec.mtu of the gateway lower",
-            of_drop.unwrap_or(detail)
+            second_part.unwrap_or(detail)
         ),
         PathFault::Undone => format!(
             "find that program on {node} (`ip monitor all`, `nft monitor`) and have it leave alone what \
@@ -290,8 +290,8 @@ pub fn remedy(of: &UnreachableNode) -> String {
             "give {node} a spec.podCIDRs within the Network of type pod-cidr, or the cluster a Network \
              of that type with {detail}"
         ),
-        PathFault::Diverted if of_drop.is_some() => {
-            format!("run `{}` on {node}", of_drop.unwrap_or_default())
+        PathFault::Diverted if second_part.is_some() => {
+            format!("run `{}` on {node}", second_part.unwrap_or_default())
         }
         PathFault::Diverted => {
             format!(

@@ -70,13 +70,14 @@ pub async fn run(
                     found = resolve(endpoint, &lookups) => found,
                 };
                 let view = views.borrow_and_update().clone();
-                let left = view.left.filter(|_| view.retries != retries);
                 let is_lost = view.retries != retries;
                 retries = view.retries;
+                let left = view.left.filter(|_| is_lost);
                 // The peer's packets have led elsewhere: it is tried there again, too.
                 followed = left.filter(|left| !candidates.contains(left)).or(followed);
+                let current = left.or_else(|| *found.borrow());
                 let candidates = candidates_after(followed, candidates);
-                settle(&found, &candidates, is_lost.then_some(left));
+                settle(&found, current, &candidates, is_lost);
                 lookup_at = Instant::now() + if complete { REFRESH } else { RETRY };
             }
             Some(Some(_)) => {}
@@ -173,15 +174,15 @@ fn candidates_after(followed: Option<SocketAddr>, resolved: Vec<SocketAddr>) -> 
     followed.into_iter().chain(others).collect()
 }
 
-/// Stays on an address that is still among the candidates, unless the peer is lost, at `lost` if that is known:
-/// then the next one gets its turn. Names that no longer resolve change nothing.
+/// Stays on an address that is still among the candidates, unless the peer is lost there: then
+/// the next one gets its turn. Names that no longer resolve change nothing.
 fn settle(
     found: &watch::Sender<Option<SocketAddr>>,
+    current: Option<SocketAddr>,
     candidates: &[SocketAddr],
-    lost: Option<Option<SocketAddr>>,
+    lost: bool,
 ) {
-    let current = lost.flatten().or_else(|| *found.borrow());
-    let next = choose(current, candidates, lost.is_some());
+    let next = choose(current, candidates, lost);
     if next.is_some() {
         set(found, next);
     }

@@ -67,7 +67,7 @@ fn input_that_drops_all_passes_probe_answers() {
     }
 }
 
-/// Where the node masquerades what its pods send, it would be taken for the node's own.
+/// A node that masquerades packets of its pods would send it under its own address.
 #[test]
 fn vxlan_of_pods_stays_on_their_node() {
     let mut world = World::new();
@@ -86,8 +86,9 @@ fn vxlan_of_pods_stays_on_their_node() {
         pod.send_to(b"datagram", (to, port)).unwrap();
         host.recv_from(&mut [0; 64]).is_ok()
     };
-    let vxlan = "nft 'add table ip t; add chain ip t pre { type filter hook prerouting priority -300; };
-        add rule ip t pre udp dport 4879 counter; add rule ip t pre udp dport 4879 udp dport set PORT'";
+    let vxlan =
+        "nft 'add table ip t; add chain ip t pre { type filter hook prerouting priority -300; };
+        add rule ip t pre udp dport 4879 udp dport set PORT'";
     sh(&world.gw, &vxlan.replace("PORT", &port.to_string()));
     let (gateway, other) = ("192.0.2.7", "192.0.2.8");
     assert!(arrives(&world, gateway, 4879) && arrives(&world, other, 4879), "without weft");

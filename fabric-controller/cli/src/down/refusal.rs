@@ -26,12 +26,13 @@ pub(super) fn saved(state_dirs: &[PathBuf]) -> Vec<PathBuf> {
 
 /// Removes a copy of the table, if there is one.
 pub(super) fn remove(file: &Path) -> anyhow::Result<()> {
-    let removed = fs::remove_file(file);
-    let is_there = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
-    removed.or_else(|error| if is_there(&error) { Err(error) } else { Ok(()) }).with_context(|| {
-        let file = file.display();
-        format!("cannot remove {file}, which the next start of the host loads: remove it")
-    })
+    match fs::remove_file(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| {
+            let file = file.display();
+            format!("cannot remove {file}, which the next start of the host loads: remove it")
+        }),
+    }
 }
 
 /// Reports that the table is gone, and its copies, which `route-agent cleanup` may have removed.

@@ -53,9 +53,15 @@ pub(super) struct Signs {
 
 impl Ways {
     pub(super) fn new(now: Instant) -> Self {
-        let (renewed, left) = (None, None);
-        let first_left = FIRST_WAYS;
-        Self { changed: now, first_left, renewed, in_vain: 0, left, retries: 0, ports: 0 }
+        Self {
+            changed: now,
+            first_left: FIRST_WAYS,
+            renewed: None,
+            in_vain: 0,
+            left: None,
+            retries: 0,
+            ports: 0,
+        }
     }
 
     /// Returns whether a peer that is silent now is to be sent an initiation, and takes note of that.
