@@ -1,41 +1,38 @@
 //! Watches of an API server, several in one stream. One that fails is tried again by itself, and
 //! its failure is a [`Problem`] while it lasts.
 
+mod retry;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::future::pending;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric_objects::{ObjectRef, Problem};
-use fabric_runtime::{Backoff, chain, jittered, until};
+use fabric_runtime::chain;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, StreamExt as _, abortable, unfold};
 use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use kube::core::DynamicResourceScope;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep_until};
 
+use self::retry::{Answers, Retry};
 use crate::answer::{answer, api_error};
 use crate::error::ApiError;
 use crate::grant::Grant;
 use crate::metrics::StoreMetrics;
 use crate::requests::{Name, name};
 
-/// A watch whose last failure is so long ago works again, with or without an event since: it would
-/// have failed again by now.
-const RECOVERED: Duration = Duration::from_secs(20);
 /// Time without an answer that is not reported: a server that restarts, or a connection that breaks.
 const QUIET: Duration = Duration::from_secs(8);
-const RETRY: Duration = Duration::from_millis(100);
 /// Maximum wait for an API server that is away: it may be back any moment.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Maximum wait for one that refuses: a user has to change something.
 const RETRY_REFUSED: Duration = Duration::from_secs(10);
 /// Maximum wait for a definition that need not be installed.
 const RETRY_MISSING: Duration = Duration::from_secs(30);
-/// Time without a failure after which earlier failures no longer count.
-const FORGET: Duration = Duration::from_secs(30);
 
 /// Objects of one kind that a watch reports.
 #[derive(Clone, Debug)]
@@ -84,13 +81,21 @@ pub struct Reflector<S, K> {
     unlisted: BTreeSet<S>,
     /// Watches of kinds without a definition.
     missing: BTreeSet<S>,
-    /// Problems of watches, and until when they count.
-    failing: BTreeMap<S, (Problem, Instant)>,
+    /// Problems of watches.
+    failing: BTreeMap<S, Problem>,
 }
 
-type Streams<S, K> = SelectAll<BoxStream<'static, (S, Result<Event<K>, Failure>)>>;
+type Streams<S, K> = SelectAll<BoxStream<'static, (S, Report<K>)>>;
 
-type Events<K> = BoxStream<'static, Result<Event<K>, Failure>>;
+type Reports<K> = BoxStream<'static, Report<K>>;
+
+/// Report of a watch.
+enum Report<K> {
+    Event(Event<K>),
+    Failed(Failure),
+    /// The watch works again, which may have no event to show for it.
+    Recovered,
+}
 
 /// Failure of a watch, which is tried again.
 enum Failure {
@@ -180,39 +185,44 @@ impl Selection {
         error.refusal(&self.resource.kind, &self.resource.api_version, &self.resource.plural)
     }
 
-    /// Opens the stream of events, which does not end.
-    fn watch<K: Watched>(self, client: &Client, metrics: StoreMetrics) -> Events<K> {
+    /// Opens the stream of reports, which does not end.
+    fn watch<K: Watched>(self, client: &Client, metrics: StoreMetrics) -> Reports<K> {
         let config = watcher::Config {
             label_selector: self.labels.clone(),
             field_selector: self.fields.clone(),
             ..watcher::Config::default()
         };
-        let events = watcher(self.api(client), config).boxed();
+        let answers = Answers::default();
+        let events = watcher(self.api(&answers.observe(client)), config).boxed();
         let due = self.grant.clone();
-        let state = (self, client.clone(), metrics, events, Retry::default(), due);
+        let state = (self, client.clone(), metrics, events, Retry::new(answers), due);
         unfold(state, |(selection, client, metrics, mut events, mut retry, mut due)| async move {
             retry.wait().await;
             if let Some(grant) = &due {
                 if let Err(error) = grant.acquire(&client, &selection.resource).await {
-                    let failure = Err(selection.denied(error, &mut retry));
-                    return Some((failure, (selection, client, metrics, events, retry, due)));
+                    let failed = Report::Failed(selection.denied(error, &mut retry));
+                    return Some((failed, (selection, client, metrics, events, retry, due)));
                 }
                 due = None;
             }
-            let event = match events.next().await? {
-                Ok(event) => {
-                    // A list that has begun may still fail.
-                    if !matches!(event, Event::Init) {
-                        retry.reset();
+            let report = tokio::select! {
+                biased;
+                event = events.next() => match event? {
+                    Ok(event) => {
+                        // A list that has begun may still fail.
+                        if !matches!(event, Event::Init) {
+                            retry.reset();
+                        }
+                        Report::Event(event)
                     }
-                    Ok(event)
-                }
-                Err(error) => {
-                    due.clone_from(&selection.grant);
-                    Err(selection.failure(error, &mut retry, &metrics))
-                }
+                    Err(error) => {
+                        due.clone_from(&selection.grant);
+                        Report::Failed(selection.failure(error, &mut retry, &metrics))
+                    }
+                },
+                () = retry.recovered() => Report::Recovered,
             };
-            Some((event, (selection, client, metrics, events, retry, due)))
+            Some((report, (selection, client, metrics, events, retry, due)))
         })
         .boxed()
     }
@@ -266,15 +276,15 @@ impl<S: Clone + Ord + Send + 'static, K: Watched> Reflector<S, K> {
 
     /// Must be called within a tokio runtime; nothing is sent yet.
     pub fn open(&mut self, key: S, selection: Selection) {
-        let events = selection.watch(&self.client, self.metrics.clone());
-        self.insert(key.clone(), events);
+        let reports = selection.watch(&self.client, self.metrics.clone());
+        self.insert(key.clone(), reports);
         self.unlisted.insert(key);
     }
 
-    fn insert(&mut self, key: S, events: Events<K>) {
+    fn insert(&mut self, key: S, reports: Reports<K>) {
         let of = key.clone();
-        let (events, handle) = abortable(events.map(move |event| (of.clone(), event)));
-        self.watches().push(events.boxed());
+        let (reports, handle) = abortable(reports.map(move |report| (of.clone(), report)));
+        self.watches().push(reports.boxed());
         if let Some(before) = self.open.insert(key, handle) {
             before.abort();
         }
@@ -318,29 +328,30 @@ impl<S: Clone + Ord + Send + 'static, K: Watched> Reflector<S, K> {
 
     /// Reasons why not all objects can be read.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.failing.values().map(|(problem, _)| problem)
+        self.failing.values()
     }
 
     /// Cancel safe: watches keep their positions themselves.
     pub async fn next(&mut self) -> Change<S, K> {
         loop {
-            let recovery = self.failing.values().map(|(_, until)| *until).min();
-            tokio::select! {
-                Some((key, event)) = self.watches().next() => match event {
-                    Ok(event) => {
-                        if let Some(change) = self.take(key, event) {
-                            return change;
-                        }
+            let Some((key, report)) = self.watches().next().await else {
+                // One may be opened later.
+                return pending().await;
+            };
+            match report {
+                Report::Event(event) => {
+                    if let Some(change) = self.take(key, event) {
+                        return change;
                     }
-                    Err(failure) => {
-                        self.failed(key, failure);
+                }
+                Report::Failed(failure) => {
+                    self.failed(key, failure);
+                    return Change::Problems;
+                }
+                Report::Recovered => {
+                    if self.failing.remove(&key).is_some() {
                         return Change::Problems;
                     }
-                },
-                () = until(recovery) => {
-                    let now = Instant::now();
-                    self.failing.retain(|_, (_, until)| *until > now);
-                    return Change::Problems;
                 }
             }
         }
@@ -382,9 +393,8 @@ impl<S: Clone + Ord + Send + 'static, K: Watched> Reflector<S, K> {
                 self.failed(key, Failure::Other(Some(problem)));
             }
             Failure::Other(Some(problem)) => {
-                let until = Instant::now() + RECOVERED;
-                let before = self.failing.insert(key, (problem.clone(), until));
-                if before.is_none_or(|(before, _)| before != problem) {
+                let before = self.failing.insert(key, problem.clone());
+                if before.as_ref() != Some(&problem) {
                     tracing::warn!("{problem}");
                 }
             }
@@ -399,43 +409,6 @@ impl<S: Clone + Ord + Send + 'static, K: Watched> Reflector<S, K> {
 impl<S, K> fmt::Debug for Reflector<S, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reflector").finish_non_exhaustive()
-    }
-}
-
-/// Time of the next try of a watch.
-struct Retry {
-    backoff: Backoff,
-    /// First and last failure in a row.
-    first: Option<Instant>,
-    last: Option<Instant>,
-    at: Option<Instant>,
-}
-
-impl Default for Retry {
-    fn default() -> Self {
-        Self { backoff: Backoff::new(RETRY, RETRY_MISSING), first: None, last: None, at: None }
-    }
-}
-
-impl Retry {
-    async fn wait(&mut self) {
-        if let Some(at) = self.at.take() {
-            sleep_until(at).await;
-        }
-    }
-
-    fn reset(&mut self) {
-        self.backoff.reset();
-        self.first = None;
-    }
-
-    fn failed(&mut self, max: Duration) {
-        let now = Instant::now();
-        if self.last.replace(now).is_some_and(|last| now.duration_since(last) > FORGET) {
-            self.reset();
-        }
-        self.first.get_or_insert(now);
-        self.at = Some(now + jittered(self.backoff.failed().min(max)));
     }
 }
 
@@ -465,7 +438,9 @@ mod tests {
     use futures::stream::{poll_fn, repeat_with};
     use k8s_openapi::api::core::v1::Secret;
     use kube::core::Status;
+    use tokio::time::Instant;
 
+    use super::retry::RETRY;
     use super::*;
 
     fn selection() -> Selection {
@@ -483,7 +458,7 @@ mod tests {
 
     #[test]
     fn refusal_names_the_remedy() {
-        let of = |error| match failure(&selection(), error, &mut Retry::default()) {
+        let of = |error| match failure(&selection(), error, &mut Retry::new(Answers::default())) {
             Failure::Other(problem) => problem.map(|problem| problem.message),
             Failure::Missing | Failure::Denied(_) => panic!("not optional, and by no grant"),
         };
@@ -508,7 +483,7 @@ mod tests {
         reflector.insert("silent", silent.boxed());
         let object = DynamicObject::new("a", &ApiResource::erase::<Secret>(&()));
         let events = repeat_with(move || Event::Apply(object.clone()));
-        reflector.insert("busy", events.map(Ok).boxed());
+        reflector.insert("busy", events.map(Report::Event).boxed());
         for _ in 0..10 {
             assert!(matches!(reflector.next().await, Change::Applied("busy", _)));
         }
@@ -551,7 +526,7 @@ mod tests {
             (selection().optional(), 404, RETRY_MISSING),
             (selection().optional(), 503, RETRY_MAX),
         ] {
-            let mut retry = Retry::default();
+            let mut retry = Retry::new(Answers::default());
             let mut waits = Vec::new();
             for _ in 0..12 {
                 let began = Instant::now();
@@ -565,19 +540,32 @@ mod tests {
         }
     }
 
+    fn is_reported(retry: &mut Retry) -> bool {
+        matches!(failure(&selection(), refused(503, ""), retry), Failure::Other(Some(_)))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn absent_server_is_reported_after_a_while() {
-        let (selection, mut retry) = (selection(), Retry::default());
-        let mut is_reported = || {
-            let failure = failure(&selection, refused(503, ""), &mut retry);
-            matches!(failure, Failure::Other(Some(_)))
-        };
-        assert!(!is_reported());
+        let mut retry = Retry::new(Answers::default());
+        assert!(!is_reported(&mut retry));
         tokio::time::advance(QUIET / 2).await;
-        assert!(!is_reported(), "a server that restarts");
+        assert!(!is_reported(&mut retry), "a server that restarts");
         tokio::time::advance(QUIET / 2).await;
-        assert!(is_reported());
-        tokio::time::advance(FORGET + RETRY).await;
-        assert!(!is_reported(), "the earlier ones no longer count");
+        assert!(is_reported(&mut retry));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_before_an_answer_do_not_count() {
+        let answers = Answers::default();
+        let mut retry = Retry::new(answers.clone());
+        assert!(!is_reported(&mut retry));
+        answers.count();
+        retry.recovered().await;
+        assert!(retry.recovered().now_or_never().is_none(), "once");
+        tokio::time::advance(QUIET).await;
+        assert!(!is_reported(&mut retry));
+        assert!(retry.recovered().now_or_never().is_none(), "that one has no answer yet");
+        tokio::time::advance(QUIET).await;
+        assert!(is_reported(&mut retry));
     }
 }
