@@ -89,6 +89,11 @@ impl Losses {
         self.slowest /= 2;
     }
 
+    /// The gateway has become unreachable, which is reported by itself.
+    pub(super) fn handle_outage(&mut self) {
+        self.turns.handle_outage();
+    }
+
     pub(super) fn handle_sent(&mut self, nonce: u64, now: Instant) {
         if self.samples.len() == LONG_WINDOW {
             self.samples.pop_front();

@@ -313,7 +313,11 @@ impl Gateway {
     fn begin_wait(&mut self, nonce: u64, now: Instant) {
         let before = self.pending.unwrap_or(Pending { first: now, nonce, count: 0 });
         let pending = Pending { count: before.count.saturating_add(1), ..before };
+        let was_unreachable = self.is_unreachable();
         self.pending = Some(pending);
+        if self.is_unreachable() && !was_unreachable {
+            self.losses.handle_outage();
+        }
         let period = INTERVAL * self.turns;
         if self.turn_at <= now {
             self.turn_at = (self.turn_at + period).max(now + INTERVAL);

@@ -47,6 +47,13 @@ impl Turns {
         }
     }
 
+    /// The probe of the last turn began an outage, which is reported by itself.
+    pub(super) fn handle_outage(&mut self) {
+        if self.turns.back().is_some_and(|turn| !turn.is_answered) {
+            self.turns.pop_back();
+        }
+    }
+
     /// Loss up to now is over.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
@@ -103,6 +110,21 @@ mod tests {
         assert_eq!(percent(&flaps.repeat(3)), None, "three are no pattern");
         assert_eq!(percent(&[0, 1].repeat(4)), Some(50));
         assert_eq!(percent(&[flaps.repeat(4), vec![0; 5]].concat()), None, "8 turns are clean");
+    }
+
+    #[test]
+    fn outages_that_are_reported_are_no_loss() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        for nonce in 0..60 {
+            turns.begin(nonce, start + SECOND * u32::try_from(nonce).unwrap());
+            if nonce % 3 == 0 {
+                turns.handle_outage();
+            } else {
+                turns.handle_reply(nonce);
+                turns.handle_outage();
+            }
+            assert_eq!(turns.loss(), None);
+        }
     }
 
     #[test]

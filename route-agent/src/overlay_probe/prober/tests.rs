@@ -193,6 +193,17 @@ fn all_gateways_of_a_lossy_node_are_named_soon() {
 }
 
 #[test]
+fn repeated_outages_are_no_loss() {
+    let mut world = World::new(2);
+    for _ in 0..20 {
+        world.pass(2700, |_| true);
+        assert_eq!(world.prober.lossy().count(), 0, "{:?}", world.now - world.start);
+        world.pass(2500, |_| false);
+        assert_eq!(world.unreachable().len(), 2);
+    }
+}
+
+#[test]
 fn way_for_small_packets_only_is_named() {
     let mut world = World::new(2);
     let small = |probe: &Probe| probe.size.is_none();
