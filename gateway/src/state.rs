@@ -13,6 +13,7 @@ use netlink::Netns;
 use crate::config::desired::Desired;
 use crate::dataplane::lane::LaneHandle;
 use crate::dataplane::overlay::Way;
+use crate::liveness::connection::Traffic;
 use crate::liveness::health::Fault;
 
 /// State of the dataplane.
@@ -71,6 +72,18 @@ impl PartialEq for Plane {
             && applied(self) == applied(other)
             && retiring(self) == retiring(other)
             && self.problems == other.problems
+    }
+}
+
+impl Running {
+    /// Signs of life of the peer that the lane has seen.
+    pub fn traffic(&self) -> Traffic {
+        let stats = self.lane.snapshot();
+        Traffic {
+            last_authentic: stats.peer.last_authentic,
+            last_handshake: stats.peer.last_handshake,
+            packets: stats.counters.rx_packets,
+        }
     }
 }
 

@@ -21,9 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::desired::Desired;
 use crate::config::input::{Input, Remembered};
-use crate::dataplane::lane::{LaneHandle, PeerState};
+use crate::dataplane::lane::PeerState;
 use crate::liveness::alternation::alternate;
-use crate::liveness::connection::{Machine, PeerReport, Traffic};
+use crate::liveness::connection::{Machine, PeerReport};
 use crate::liveness::health::canonical;
 use crate::liveness::overlay_probe::NodePaths;
 use crate::liveness::probe::{
@@ -204,7 +204,7 @@ impl Peering {
 
     fn new(running: Running, now: Instant) -> Self {
         let mut machine = Machine::new(running.desired.probe);
-        machine.handle_traffic(traffic(&running.lane), now);
+        machine.handle_traffic(running.traffic(), now);
         Self {
             machine,
             pending: Pending::new(running.desired.peer.clone()),
@@ -272,8 +272,13 @@ impl Peering {
     }
 
     fn handle_burst(&mut self, now: Instant) {
+        let was_lossy = self.diagnosis.log.loss_percent().is_some();
         if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
             self.send_one(0, now);
+        }
+        // The peer reports a loss, too, until it learns that it is over.
+        if was_lossy && self.diagnosis.log.loss_percent().is_none() {
+            self.hurry(now);
         }
         self.renew_session(now);
     }
@@ -305,7 +310,7 @@ impl Peering {
     }
 
     fn handle_datagram(&mut self, datagram: &[u8], from: SocketAddr, now: Instant) {
-        self.machine.handle_traffic(traffic(&self.running.lane), now);
+        self.machine.handle_traffic(self.running.traffic(), now);
         if from.ip() != self.desired().peer_tunnel_address {
             return;
         }
@@ -355,12 +360,13 @@ impl Peering {
 
     /// Moves the next train away from the peer's, of which a probe has arrived.
     fn align(&mut self, peer: Option<PeerReport>, now: Instant) {
-        let is_calm = self.machine.is_connected() && !self.diagnosis.log.is_bursting();
+        let log = &self.diagnosis.log;
+        let is_calm = self.machine.is_connected() && !log.is_bursting();
         if !is_calm || self.desired().role != Role::Server || self.is_ping_fixed {
             return;
         }
-        let own = self.desired().probe_interval();
-        if let Some(at) = peer.and_then(|peer| alternate(now, own, peer.interval)) {
+        let own = log.pace(self.desired().probe_interval(), now);
+        if let Some(at) = peer.and_then(|of| alternate(now, own, log.pace(of.interval, now))) {
             (self.ping_at, self.is_ping_fixed) = (at, true);
         }
     }
@@ -414,7 +420,7 @@ impl Peering {
     }
 
     fn handle_tick(&mut self, now: Instant) {
-        self.machine.handle_traffic(traffic(&self.running.lane), now);
+        self.machine.handle_traffic(self.running.traffic(), now);
         self.tick_at = now + TICK;
         match self.search.as_mut().and_then(|search| search.step(now)) {
             Some(Step::Ask) => self.running.lane.initiate(),
@@ -442,7 +448,7 @@ impl Peering {
             is_connected: self.machine.is_connected(),
             unanswered: self.unanswered,
             is_probing: self.desired().probe.enabled,
-            last_authentic: traffic(&self.running.lane).last_authentic,
+            last_authentic: self.running.traffic().last_authentic,
             endpoint: self.session.endpoint.map(canonical),
         }
     }
@@ -453,8 +459,9 @@ impl Peering {
             self.ping_at = never();
             return;
         }
-        let searching = !self.machine.is_connected();
-        self.ping_at = now + if searching { interval.min(SEARCH_INTERVAL) } else { interval };
+        let (searching, pace) =
+            (!self.machine.is_connected(), self.diagnosis.log.pace(interval, now));
+        self.ping_at = now + if searching { pace.min(SEARCH_INTERVAL) } else { pace };
         self.unanswered.get_or_insert(now);
         // It would only wait in the engine; the session's coming is a reason for another one.
         if !self.changes.borrow().has_session {
@@ -524,7 +531,7 @@ impl Peering {
     }
 
     fn weft_field(&self, now: Instant) -> WeftField {
-        let received = traffic(&self.running.lane).last_authentic;
+        let received = self.running.traffic().last_authentic;
         let received_ago = received.map(|at| now.saturating_duration_since(at));
         let duplicate = self.changes.borrow().duplicate.is_some();
         WeftField {
@@ -554,7 +561,7 @@ impl Peering {
         if self.diagnosis.wants_own_key() {
             self.diagnosis.own_key = inputs.borrow().key.as_ref().map(|key| key.public());
         }
-        let traffic = traffic(&self.running.lane);
+        let traffic = self.running.traffic();
         let current = (self.machine.value(), traffic);
         let faults = self.diagnosis.update(&self.running, current, now).to_vec();
         let loss_percent = self.diagnosis.loss_percent();
@@ -583,13 +590,4 @@ impl Peering {
 
 fn never() -> Instant {
     Instant::now() + Duration::from_secs(3600)
-}
-
-fn traffic(lane: &LaneHandle) -> Traffic {
-    let stats = lane.snapshot();
-    Traffic {
-        last_authentic: stats.peer.last_authentic,
-        last_handshake: stats.peer.last_handshake,
-        packets: stats.counters.rx_packets,
-    }
 }

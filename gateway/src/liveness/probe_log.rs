@@ -34,6 +34,9 @@ const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
 const LATE: Duration = Duration::from_millis(300);
+/// Time after a burst in which trains are sent twice as often: what began it may come back, and neither end has its
+/// turn halfway between the other's.
+const WARY: Duration = Duration::from_secs(10);
 /// Minimum time between two bursts that the peer requests.
 const ASKED_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -44,6 +47,7 @@ pub struct ProbeLog {
     round_trip: Duration,
     busy: bool,
     burst: Option<Burst>,
+    burst_ended: Option<Instant>,
     unanswered: Option<Unanswered>,
     last_answer: Option<Instant>,
     asked: Option<Instant>,
@@ -73,6 +77,7 @@ impl Default for ProbeLog {
             round_trip: Duration::ZERO,
             busy: false,
             burst: None,
+            burst_ended: None,
             unanswered: None,
             last_answer: None,
             asked: None,
@@ -97,6 +102,12 @@ impl ProbeLog {
     /// The share of lost probes in percent, if that is worth reporting.
     pub fn loss_percent(&self) -> Option<u8> {
         self.loss.map(|(percent, _)| percent)
+    }
+
+    /// Time between two trains, of those that are sent every `interval`.
+    pub fn pace(&self, interval: Duration, now: Instant) -> Duration {
+        let is_wary = self.burst_ended.is_some_and(|at| now < at + WARY);
+        if is_wary { interval / 2 } else { interval }
     }
 
     /// True while data keeps the tunnel busy, so that probes wait longer and are dropped sooner.
@@ -179,7 +190,7 @@ impl ProbeLog {
             return false;
         }
         if self.is_over(burst) {
-            self.burst = None;
+            (self.burst, self.burst_ended) = (None, Some(now));
             self.samples.clear();
             return false;
         }
@@ -194,12 +205,13 @@ impl ProbeLog {
         self.burst = Some(Burst { sent: 0, next: now + FIRST_INTERVAL, is_asked });
     }
 
-    /// This host stood still: probes unanswered because of that do not count.
+    /// This host stood still: probes unanswered because of that do not count, and others take their place at once.
     fn forgive(&mut self, now: Instant) {
         self.samples.retain(|sample| sample.answered);
         self.unanswered = None;
-        if let Some(burst) = &mut self.burst {
-            burst.next = now;
+        match &mut self.burst {
+            Some(burst) => burst.next = now,
+            None => self.begin(now, false),
         }
     }
 

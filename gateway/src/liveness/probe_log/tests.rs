@@ -158,8 +158,23 @@ fn suspended_host_reports_no_loss() {
     let mut sim = Sim::new();
     sim.send(|_| true);
     sim.now += 5000 * MS;
-    assert!(sim.log.handle_tick(sim.now) || !sim.log.is_bursting());
+    assert!(!sim.log.handle_tick(sim.now), "nothing proves that the peer is silent");
     assert_eq!(sim.log.unanswered(), None);
+    sim.run_from(sim.now + 2000 * MS, 500 * MS, |_| true);
+    assert!(sim.log.unanswered().unwrap().is_silence(), "it is probed before the next train");
+    sim.run(3000 * MS, |_| false);
+    assert!(!sim.log.is_bursting());
+}
+
+#[test]
+fn trains_are_denser_for_some_time_after_a_burst() {
+    let mut sim = Sim::new();
+    sim.run(3000 * MS, forty_percent);
+    assert_eq!(sim.log.pace(sim.interval, sim.now), sim.interval);
+    sim.run(4000 * MS, |_| false);
+    assert_eq!(sim.log.pace(sim.interval, sim.now), sim.interval / 2);
+    sim.run(WARY, |_| false);
+    assert_eq!(sim.log.pace(sim.interval, sim.now), sim.interval);
 }
 
 #[test]
