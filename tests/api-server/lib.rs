@@ -186,6 +186,13 @@ impl ApiServer {
         programs.iter().map(|program| first_line(program)).collect::<Vec<_>>().join(", ")
     }
 
+    /// Returns true if Kubernetes is older than this version 1.x.
+    pub fn is_older_than(minor: u32) -> bool {
+        let versions = Self::versions();
+        let own = versions.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
+        own.unwrap_or_else(|| panic!("no version in {versions:?}")) < minor
+    }
+
     /// The API server is gone from one moment to the next; what it holds stays in etcd.
     pub fn kill(&self) {
         if let Some(mut child) = self.api_server.lock().unwrap().take() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
+use api_server::ApiServer;
 use serde_json::{Map, Value, json};
 
 use crate::helm::MIN_VALUES;
@@ -57,7 +58,10 @@ fn run_job(release: &Release, dir: &Path) {
 
 fn complete(release: &Release) {
     let is = |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": NOW});
-    let conditions = json!([is("SuccessCriteriaMet"), is("Complete")]);
+    let conditions = match ApiServer::is_older_than(31) {
+        true => json!([is("Complete")]),
+        false => json!([is("SuccessCriteriaMet"), is("Complete")]),
+    };
     set_status(
         release,
         &json!({"startTime": NOW, "completionTime": NOW, "succeeded": 1, "conditions": conditions}),
