@@ -92,6 +92,7 @@ fn is_host(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let digits = name.chars().all(|c| c.is_ascii_digit() || c == '.');
     let dns = name.len() <= 253 && !digits && name.split('.').all(label);
-    let is_group = |ip: &IpAddr| ip.is_multicast() || *ip == Ipv4Addr::BROADCAST;
-    dns || text.parse().is_ok_and(|ip| !is_group(&ip))
+    let is_one =
+        |ip: IpAddr| !(ip.is_multicast() || ip.is_unspecified() || ip == Ipv4Addr::BROADCAST);
+    dns || text.parse().is_ok_and(|ip: IpAddr| is_one(ip.to_canonical()))
 }

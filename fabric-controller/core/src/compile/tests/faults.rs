@@ -144,6 +144,10 @@ fn cases() -> Vec<(Object, &'static str)> {
             "spec.endpoint.addresses[0]: found \"ff02::1\"; expected an IP address of one host",
         ),
         (
+            broken_client(json!({"addresses": ["192.0.2.1", "::"], "port": 1})),
+            "spec.endpoint.addresses[1]: found \"::\"; expected an IP address of one host",
+        ),
+        (
             broken_client(json!({"addresses": ["$(reboot)"], "port": 1})),
             "spec.endpoint.addresses[0]: found \"$(reboot)\"; expected",
         ),
