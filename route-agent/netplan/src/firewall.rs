@@ -171,6 +171,7 @@ impl fmt::Display for Firewall {
             writeln!(f, "    type filter hook {hook} priority -90; policy accept;")?;
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             if hook == "prerouting" {
+                f.write_str(NO_VXLAN_OF_PEERS)?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
                 let local = by_length(&self.local_pods);
                 let vxlan = "udp dport 4879 goto vxlan_of_pods";
@@ -221,6 +222,9 @@ const UNMARK: &str = "  }
     oifname { \"weft4\", \"weft6\" } meta mark and 0x4000 != 0 meta mark set meta mark and 0xffffbfff
   }
 ";
+
+/// Where an IP resource leads a peer to a node, others would take it for that node.
+const NO_VXLAN_OF_PEERS: &str = "    iifname { \"weft4\", \"weft6\" } udp dport 4879 drop\n";
 
 const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
     ip saddr @vxlan_v4 return

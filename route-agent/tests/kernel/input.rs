@@ -100,6 +100,24 @@ fn vxlan_of_pods_stays_on_their_node() {
     assert!(!arrives(&world, other, 4879), "a host that trusts this one, if it has a gateway");
 }
 
+/// An IP resource may lead a peer to a node, by way of one whose packets other nodes take for VXLAN.
+#[test]
+fn peers_send_no_vxlan() {
+    let mut world = World::new();
+    world.configure(config());
+    world.start(&[]);
+    world.settle();
+    let arrives = |port: u16| {
+        let receiver = world.pod.run(|| UdpSocket::bind(("10.200.1.2", port))).unwrap().unwrap();
+        receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let sender = world.gw.run(|| UdpSocket::bind("10.201.0.1:0")).unwrap().unwrap();
+        sender.send_to(b"datagram", ("10.200.1.2", port)).unwrap();
+        receiver.recv_from(&mut [0; 64]).is_ok()
+    };
+    eventually("other datagrams pass", SOON, || arrives(4878));
+    assert!(!arrives(4879));
+}
+
 #[test]
 fn input_lets_wireguard_of_a_server_on_this_host_pass() {
     for filter in ["iptables-nft -P INPUT DROP", "iptables-legacy -P INPUT DROP"] {
