@@ -121,7 +121,10 @@ pub fn is_unicast(cidr: &Cidr) -> bool {
 fn is_unicast_address(address: IpAddr) -> bool {
     let special = match address {
         IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.octets()[0] >= 224,
-        IpAddr::V6(a) => a.is_loopback() || a.is_multicast() || a.is_unicast_link_local(),
+        IpAddr::V6(a) => {
+            let is_ipv4 = a.to_ipv4_mapped().is_some();
+            a.is_loopback() || a.is_multicast() || a.is_unicast_link_local() || is_ipv4
+        }
     };
     !special && !address.is_unspecified()
 }
@@ -345,6 +348,7 @@ mod tests {
             ("255.255.255.255", false),
             ("::1", false),
             ("fe80::1", false),
+            ("::ffff:192.0.2.50", false),
             ("here", false),
         ] {
             let spec = crate::ipam::IPSpec { ip: address.to_owned(), ..Default::default() };

@@ -81,7 +81,11 @@ fn is_service(address: IpAddr, cluster: &Cluster) -> bool {
 }
 
 fn mapping(of: &ObjectRef, ip: &IP, cluster: &Cluster, problems: &mut Problems) -> Option<Mapping> {
-    check::ip(ip).iter().for_each(|fault| problems.fault(of, fault));
+    let faults = check::ip(ip);
+    if !faults.is_empty() {
+        faults.iter().for_each(|fault| problems.fault(of, fault));
+        return None;
+    }
     let target = ip.spec.address()?;
     let (external, _) = ip_grant(ip)?;
     if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {

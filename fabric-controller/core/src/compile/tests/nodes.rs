@@ -326,6 +326,22 @@ fn ip(name: &str, address: &str, more: serde_json::Value) -> Object {
 }
 
 #[test]
+fn ip_with_a_fault_is_rewritten_nowhere() {
+    let mut world = peered();
+    world.apply(ip("local", "127.0.0.1", json!({})));
+    world.apply(ip("mapped", "::ffff:192.168.7.7", json!({})));
+    world.settle();
+    let problems = world.problems();
+    assert!(problems.iter().any(|of| of.starts_with("IP t/local: spec.ip: found")), "{problems:?}");
+    assert!(
+        problems.iter().any(|of| of.starts_with("IP t/mapped: spec.ip: found")),
+        "{problems:?}"
+    );
+    assert_eq!(world.gateway("liqo-tenant-milan", "client").unwrap().ips, []);
+    assert_eq!(world.node("n1").unwrap().ips, []);
+}
+
+#[test]
 fn ips_are_rewritten_by_gateway_or_by_node() {
     let mut world = peered();
     world.apply(ip("db", "192.168.7.7", json!({})));
