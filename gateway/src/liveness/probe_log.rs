@@ -36,7 +36,7 @@ const MIN_TURN: Duration = Duration::from_millis(40);
 const LATE: Duration = Duration::from_millis(300);
 /// Time after a burst in which trains are sent twice as often: what began it may come back, and neither end has its
 /// turn halfway between the other's.
-const WARY: Duration = Duration::from_secs(10);
+const AFTER_BURST: Duration = Duration::from_secs(10);
 /// Minimum time between two bursts that the peer requests.
 const ASKED_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -106,8 +106,8 @@ impl ProbeLog {
 
     /// Time between two trains, of those that are sent every `interval`.
     pub fn pace(&self, interval: Duration, now: Instant) -> Duration {
-        let is_wary = self.burst_ended.is_some_and(|at| now < at + WARY);
-        if is_wary { interval / 2 } else { interval }
+        let is_recent = self.burst_ended.is_some_and(|at| now < at + AFTER_BURST);
+        if is_recent { interval / 2 } else { interval }
     }
 
     /// True while data keeps the tunnel busy, so that probes wait longer and are dropped sooner.

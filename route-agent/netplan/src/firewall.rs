@@ -223,7 +223,8 @@ const UNMARK: &str = "  }
   }
 ";
 
-/// Where an IP resource leads a peer to a node, others would take it for that node.
+/// Drop of VXLAN from peers: a node that masquerades it for an IP resource would send it under its own address, from
+/// which the other nodes accept VXLAN.
 const NO_VXLAN_OF_PEERS: &str = "    iifname { \"weft4\", \"weft6\" } udp dport 4879 drop\n";
 
 const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {

@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tower::service_fn;
 
-/// The first wait, and the longest one of any cause.
+/// First wait for the next try.
 pub(super) const RETRY: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Longest wait of any cause; each has its own maximum.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Time without a failure after which the next one is tried again at once.
 const FORGET: Duration = Duration::from_secs(30);
 /// Time after an answer to a watch's request after which it works again: one that merely says what is wrong, or
@@ -31,7 +32,7 @@ pub(super) struct Retry {
 
 impl Retry {
     pub(super) fn new(answers: Answers) -> Self {
-        let backoff = Backoff::new(RETRY, RETRY_MAX);
+        let backoff = Backoff::new(RETRY, LONGEST);
         Self { backoff, answers, first: None, last: None, at: None }
     }
 

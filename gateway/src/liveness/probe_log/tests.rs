@@ -173,7 +173,7 @@ fn trains_are_denser_for_some_time_after_a_burst() {
     assert_eq!(sim.log.pace(sim.interval, sim.now), sim.interval);
     sim.run(4000 * MS, |_| false);
     assert_eq!(sim.log.pace(sim.interval, sim.now), sim.interval / 2);
-    sim.run(WARY, |_| false);
+    sim.run(AFTER_BURST, |_| false);
     assert_eq!(sim.log.pace(sim.interval, sim.now), sim.interval);
 }
 
