@@ -13,8 +13,8 @@ mkdir -p "$folder"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-is_built() { # PROGRAM MODULE VERSION
-  [ -x "$folder/$1" ] && go version -m "$folder/$1" | grep -qF "$2	v$3"
+is_built() { # PROGRAM MODULE [VERSION]
+  [ -x "$folder/$1" ] && go version -m "$folder/$1" | grep -qF "$2	${3:+v$3}"
 }
 
 # A copy of a module's sources, which may be changed.
@@ -55,10 +55,16 @@ if ! is_built flannel $module $plugins; then
 fi
 
 module=github.com/cloudnativelabs/kube-router/v2
-if ! is_built kube-router $module "$kube_router"; then
-  sources kube-router $module "$kube_router"
-  build kube-router kube-router $module "$kube_router" cmd/kube-router
-  install -m 644 "$scratch/kube-router/daemonset/generic-kuberouter.yaml" "$folder/kube-router.yaml"
+if ! is_built kube-router $module "$kube_router" || ! is_built kube-router ../kube-router-mended; then
+  sources kube-router-mended $module "$kube_router"
+  # Issues 1653 and 1665 of the project, solved in versions that the proxy lacks: rules name sets of IPv6 without their
+  # prefix, so that no policy comes into force, and each family restores the other's sets from before.
+  sed -i -E 's/"--match-set", ((src|dst)IPSetName),/"--match-set", npc.ipSetHandlers[ipFamily].Name(\1),/' \
+    "$scratch/kube-router-mended/pkg/controllers/netpol/policy.go"
+  sed -i '/^func parseIPSetSave/,/^}/s/^\t\tcontent := .*/&\n\t\tif len(content) > 1 \&\& strings.HasPrefix(content[1], IPv6SetPrefix+":") != ipset.isIpv6 {\n\t\t\tcontinue\n\t\t}/' \
+    "$scratch/kube-router-mended/pkg/utils/ipset.go"
+  build kube-router kube-router-mended $module "$kube_router" cmd/kube-router
+  install -m 644 "$scratch/kube-router-mended/daemonset/generic-kuberouter.yaml" "$folder/kube-router.yaml"
 fi
 
 # Felix and the plugin of Calico and Canal. The proxy has Calico without the module of its API, which it has apart.

@@ -94,8 +94,7 @@ pub const KUBE_ROUTER: Project = Project {
         ),
     ],
     proxy_mode: "nftables",
-    // It starts with IPv6, and holds none of it back, not even between its own pods.
-    policies: 1,
+    policies: 2,
     has_ipv6: true,
 };
 
