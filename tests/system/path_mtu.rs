@@ -21,6 +21,8 @@ use crate::scene::{ECHO, PORT, SINK, Scene, TIMEOUT, first_pod, play, rome_and_m
 
 /// Time within which a path that changed under traffic has to be known again.
 const FOUND: Duration = Duration::from_secs(2);
+/// Time within which a fault is named, and a solved one is gone.
+const NAMED: Duration = Duration::from_secs(3);
 /// Size of one transfer, in bytes.
 const TRANSFER: u64 = 10_000_000;
 /// Makes a transfer take some four seconds.
@@ -74,6 +76,29 @@ fn device_of_1270_at_one_end_is_found_by_the_other() -> Result<()> {
         let found = || bound_of(scene.cluster("rome").peering("milan")?, 1210, "Path", 1270);
         wait_until("the other device is found", TIMEOUT, found)?;
         fits(scene, 1210)
+    })
+}
+
+/// Only rome's tunnel is too small for IPv6; what milan's pods send still fits milan's.
+#[test]
+fn ipv6_refused_at_one_end_is_named_at_both() -> Result<()> {
+    play(&rome_and_milan(1).map(ClusterSpec::dual_stack), |scene| {
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        peer(scene, "")?;
+        let refusal = "rome refuses IPv6 to this cluster";
+        let peering = Peering::new(&rome.spec, &milan.spec, PORT);
+        let line = format!("  mtu: {}\n", peering.mtu);
+        for (mtu, is_named) in [("  mtu: 1240\n", true), ("", false)] {
+            rome.apply("milan", &join(&peering.client_documents()).replace(&line, mtu))?;
+            for (cluster, text) in [(rome, "IPv6 to milan is refused"), (milan, refusal)] {
+                wait_until("the refusal is named or gone", NAMED, || {
+                    let says = cluster.status()?["problems"].to_string();
+                    ensure!(says.contains(text) == is_named, "{is_named}: {says}");
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
     })
 }
 

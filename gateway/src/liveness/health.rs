@@ -104,6 +104,8 @@ pub struct Evidence<'a> {
     pub peer_id_differs: bool,
     /// The peer reports that not all of its nodes reach its gateway.
     pub peer_nodes: Option<NodeCount>,
+    /// The peer reports that its tunnel is too small for IPv6.
+    pub peer_refuses_ipv6: bool,
     /// MTU of the tunnel in bytes, and what keeps it from being larger.
     pub mtu: u32,
     pub mtu_bound: MtuBound,
@@ -134,7 +136,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     }
     faults.extend(evidence.cidr_mismatch());
     faults.extend(evidence.id_mismatch());
-    faults.extend(evidence.too_small_for_ipv6());
+    faults.extend(evidence.too_small_for_ipv6().or_else(|| evidence.peer_too_small_for_ipv6()));
     faults.extend(evidence.peer_nodes_unreachable());
     faults
 }
@@ -478,6 +480,18 @@ impl Evidence<'_> {
                 self.peer_name()
             ),
             remedy: self.larger_mtu(),
+        })
+    }
+
+    fn peer_too_small_for_ipv6(&self) -> Option<Fault> {
+        let peer = self.peer_name();
+        (self.peer_refuses_ipv6 && self.is_connected()).then(|| Fault {
+            reason: Reason::PeerTooSmallForIpv6,
+            message: format!(
+                "the tunnel's MTU in {peer} is less than the {IPV6_MTU} bytes that IPv6 needs: \
+                 {peer} refuses IPv6 to this cluster"
+            ),
+            remedy: format!("`weft status` in {peer} shows the MTU and what to raise"),
         })
     }
 

@@ -542,6 +542,7 @@ impl Peering {
             id_differs: self.diagnosis.own_id_at_peer.is_some(),
             loss_percent: self.diagnosis.log.loss_percent(),
             nodes: self.nodes,
+            refuses_ipv6: self.diagnosis.refuses_ipv6(),
             ..WeftField::new(self.desired().probe_interval(), received_ago)
         }
     }
@@ -563,7 +564,11 @@ impl Peering {
         }
         let traffic = self.running.traffic();
         let current = (self.machine.value(), traffic);
+        let refused_ipv6 = self.diagnosis.refuses_ipv6();
         let faults = self.diagnosis.update(&self.running, current, now).to_vec();
+        if self.diagnosis.refuses_ipv6() != refused_ipv6 {
+            self.hurry(now);
+        }
         let loss_percent = self.diagnosis.loss_percent();
         let (retries, ports) = self.ways.take_counts();
         let latency = self.machine.latency();

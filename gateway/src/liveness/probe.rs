@@ -131,6 +131,9 @@ pub struct WeftField {
     /// Nodes of the sender's cluster, unless all of them reach its gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeCount>,
+    /// The sender refuses IPv6, whose packets are too large for its tunnel.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses_ipv6: bool,
 }
 
 /// Nodes of a cluster, and those of them that reach its gateway.
@@ -263,6 +266,7 @@ impl WeftField {
             id_differs: false,
             loss_percent: None,
             nodes: None,
+            refuses_ipv6: false,
         }
     }
 

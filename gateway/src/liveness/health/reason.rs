@@ -24,11 +24,12 @@ pub enum Reason {
     IdMismatch,
     PeerIdMismatch,
     TooSmallForIpv6,
+    PeerTooSmallForIpv6,
     PeerNodesUnreachable,
 }
 
 impl Reason {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
         Self::EndpointUnanswered,
@@ -50,6 +51,7 @@ impl Reason {
         Self::IdMismatch,
         Self::PeerIdMismatch,
         Self::TooSmallForIpv6,
+        Self::PeerTooSmallForIpv6,
         Self::PeerNodesUnreachable,
     ];
 
@@ -76,6 +78,7 @@ impl Reason {
             Self::IdMismatch => "IdMismatch",
             Self::PeerIdMismatch => "PeerIdMismatch",
             Self::TooSmallForIpv6 => "TooSmallForIpv6",
+            Self::PeerTooSmallForIpv6 => "PeerTooSmallForIpv6",
             Self::PeerNodesUnreachable => "PeerNodesUnreachable",
         }
     }

@@ -52,6 +52,7 @@ impl Scene {
             own_id_at_peer: None,
             peer_id_differs: false,
             peer_nodes: None,
+            peer_refuses_ipv6: false,
             mtu: 1340,
             mtu_bound: MtuBound::Spec,
         }
@@ -524,6 +525,18 @@ fn mtu_below_1280_is_a_fault_where_ipv6_is_remapped() {
     assert_eq!(remedy(MtuBound::Path), path);
     assert!(remedy(MtuBound::Device).ends_with(&format!("to {ENDPOINT} to 1340 bytes or more")));
     assert!(remedy(MtuBound::Overlay).ends_with("its nodes by 40 bytes or more"));
+}
+
+#[test]
+fn ipv6_that_the_peer_refuses_is_a_fault_here_too() {
+    let scene = Scene::new();
+    let evidence = Evidence { peer_refuses_ipv6: true, ..scene.evidence() };
+    assert_eq!(scene.reasons(&evidence), [Reason::PeerTooSmallForIpv6]);
+    let text = &diagnose(&evidence, scene.now)[0].message;
+    assert!(text.ends_with("milan refuses IPv6 to this cluster"), "{text}");
+    let lost = Evidence { value: ConnectionValue::Connecting, ..evidence };
+    let reasons = scene.reasons(&lost);
+    assert!(!reasons.contains(&Reason::PeerTooSmallForIpv6), "an old report: {reasons:?}");
 }
 
 #[test]

@@ -62,6 +62,7 @@ pub(super) struct Diagnosis {
     peer_loss: Option<(u8, Instant)>,
     /// Nodes of the peer as it last reported them, unless all of them reach its gateway.
     peer_nodes: Option<NodeCount>,
+    peer_refuses_ipv6: bool,
     differs: bool,
     /// This cluster's CIDRs as the peer has them, and as they are on their way in a ping.
     delivered: Option<PeerCidrs>,
@@ -92,6 +93,7 @@ impl Diagnosis {
             peer_id_differs: false,
             peer_loss: None,
             peer_nodes: None,
+            peer_refuses_ipv6: false,
             differs: false,
             delivered: None,
             on_the_way: None,
@@ -107,6 +109,11 @@ impl Diagnosis {
     /// True if the peer's CIDRs are not those that are configured here.
     pub(super) fn differs(&self) -> bool {
         self.differs
+    }
+
+    /// True if the tunnel is too small for IPv6, which is refused.
+    pub(super) fn refuses_ipv6(&self) -> bool {
+        self.faults.iter().any(|of| of.fault.reason == Reason::TooSmallForIpv6)
     }
 
     /// True while the replica that handed the tunnel over may carry packets: two gateways have one key.
@@ -139,12 +146,13 @@ impl Diagnosis {
             // Another program has taken the peer's place: what weft reported there is not of now.
             (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
             (self.peer_received, self.delivered, self.peer_loss) = (None, None, None);
-            (self.peer_id_differs, self.peer_nodes) = (false, None);
+            (self.peer_id_differs, self.peer_nodes, self.peer_refuses_ipv6) = (false, None, false);
             return;
         };
         self.is_weft = true;
         (self.peer_differs, self.peer_id_differs) = (weft.cidrs_differ, weft.id_differs);
         self.peer_nodes = weft.nodes.filter(|nodes| nodes.reachable < nodes.of);
+        self.peer_refuses_ipv6 = weft.refuses_ipv6;
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
@@ -297,6 +305,7 @@ impl Diagnosis {
             own_id_at_peer: self.own_id_at_peer.as_deref(),
             peer_id_differs: self.peer_id_differs,
             peer_nodes: self.peer_nodes,
+            peer_refuses_ipv6: self.peer_refuses_ipv6,
         }
     }
 
@@ -330,6 +339,7 @@ impl Diagnosis {
             | Reason::IdMismatch
             | Reason::PeerIdMismatch
             | Reason::TooSmallForIpv6
+            | Reason::PeerTooSmallForIpv6
             | Reason::PeerNodesUnreachable => None,
         };
         let ago = at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
