@@ -416,6 +416,9 @@ impl Compiler<'_> {
             .extend(self.config.pod_cidrs.iter().filter_map(|text| text.parse::<Cidr>().ok()));
         let exits = self.host_state.exits(self.config);
         firewall.exits.extend(exits.into_iter().map(str::to_owned));
+        let uplinks = self.host_state.uplinks(self.config);
+        firewall.uplinks.extend(uplinks.into_iter().map(str::to_owned));
+        firewall.has_symmetric_pods = self.host_state.has_symmetric_pods(self.config);
         for map in &self.config.ips {
             firewall.targets.insert(map.external, map.target);
             if map.masquerade {

@@ -130,6 +130,21 @@ impl HostState {
         &exits - &self.pod_devices(config)
     }
 
+    /// Devices by which other hosts are reached: those with the node's address or a default route.
+    pub(crate) fn uplinks(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+        let defaults = self.routes.iter().filter(|route| route.to.is_everything());
+        let devices = defaults.filter_map(|route| route.dev.as_deref());
+        let of_pods = self.devices_of_routes(config);
+        let is_other = |dev: &&str| !of_pods.contains(dev) && is_plain(dev);
+        self.underlay_devices(config).into_iter().chain(devices.filter(is_other)).collect()
+    }
+
+    /// Packets of pods come from the devices that routes to those pods lead to. Not with Cilium, whose routes lead to
+    /// one device, while its programs in the kernel take packets from others.
+    pub(crate) fn has_symmetric_pods(&self, config: &NodeConfigSpec) -> bool {
+        !self.devices_of_routes(config).iter().any(|dev| dev.starts_with("cilium"))
+    }
+
     /// Devices that lead to pods of the node.
     pub(crate) fn devices_of_pods(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
         &(&self.pod_devices(config) | &self.devices_of_routes(config)) - &self.exits(config)

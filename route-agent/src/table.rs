@@ -92,6 +92,8 @@ fn same_nat(a: &Firewall, b: &Firewall) -> bool {
         vxlan_sources: Default::default(),
         links: Default::default(),
         exits: Default::default(),
+        uplinks: Default::default(),
+        has_symmetric_pods: true,
         ..f.clone()
     };
     nat(a) == nat(b)

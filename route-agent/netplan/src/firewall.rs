@@ -47,6 +47,10 @@ pub struct Firewall {
     pub links: BTreeSet<Link>,
     /// Devices by which no pod of this node is reached.
     pub exits: BTreeSet<String>,
+    /// Devices by which other hosts are reached, whatever routes say.
+    pub uplinks: BTreeSet<String>,
+    /// Packets of pods come from the devices that routes to those pods lead to.
+    pub has_symmetric_pods: bool,
 }
 
 /// The link of a gateway that other hosts reach by an address of this host.
@@ -91,7 +95,6 @@ impl Firewall {
         if self.exits.is_empty() || pods.is_empty() {
             return Ok(());
         }
-        let exits: Vec<_> = self.exits.iter().map(|dev| format!("\"{dev}\"")).collect();
         writeln!(f, "  counter {DIVERTED} {{\n  }}\n  chain drop_pods {{")?;
         let verdict = format!("counter name {DIVERTED} drop");
         pods.iter().try_for_each(|set| set.write(f, "daddr", &verdict))?;
@@ -99,7 +102,7 @@ impl Firewall {
             f,
             "  }}\n  chain from_peers {{\n    type filter hook forward priority 0; policy accept;\n    \
              iifname {{ \"weft4\", \"weft6\" }} oifname {{ {} }} goto drop_pods\n  }}\n",
-            exits.join(", ")
+            quoted(&self.exits)
         )
     }
 }
@@ -129,7 +132,10 @@ impl Firewall {
 ///   The source is translated behind routing, which takes no local one from a device.
 /// * Only the node itself sends anything to a gateway's overlay address: a pod could flood the probes there.
 ///   Nor does VXLAN of pods leave for other hosts, where one that is masqueraded would be taken for the node's.
-///   Gateways may be pods, and pods may send each other what they like.
+///   Gateways may be pods, and pods may send each other what they like. Whoever the sender, what is translated to this
+///   node's address is a gateway's, and an address comes from the device that leads to it: a pod cannot take another
+///   host's. Uplinks are left out, since hosts may be reached by several, and pods' addresses where packets of pods
+///   come from other devices than routes lead to.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
 ///   packet for one.
@@ -172,6 +178,11 @@ impl fmt::Display for Firewall {
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             if hook == "prerouting" {
                 f.write_str(NO_VXLAN_OF_PEERS)?;
+                let other = match self.uplinks.is_empty() {
+                    true => String::new(),
+                    false => format!("iifname != {{ {} }} ", quoted(&self.uplinks)),
+                };
+                writeln!(f, "    udp dport 4879 iifname != \"weft-*\" {other}jump forged_vxlan")?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
                 let local = by_length(&self.local_pods);
                 let vxlan = "udp dport 4879 goto vxlan_of_pods";
@@ -179,6 +190,11 @@ impl fmt::Display for Firewall {
             }
             writeln!(f, "  }}")?;
         }
+        f.write_str("  chain forged_vxlan {\n")?;
+        if !self.has_symmetric_pods {
+            by_length(&self.pods).iter().try_for_each(|set| set.write(f, "saddr", "return"))?;
+        }
+        f.write_str("    fib saddr . iif oif missing drop\n  }\n")?;
         f.write_str(VXLAN_OF_PODS)?;
         by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str("    drop\n  }\n")?;
@@ -227,7 +243,18 @@ const UNMARK: &str = "  }
 /// which the other nodes accept VXLAN.
 const NO_VXLAN_OF_PEERS: &str = "    iifname { \"weft4\", \"weft6\" } udp dport 4879 drop\n";
 
-const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
+/// VXLAN of the node itself has the device that wrapped it for its incoming one, or none.
+const VXLAN_OF_PODS: &str = "  chain masqueraded_vxlan {
+    type filter hook postrouting priority 101; policy accept;
+    iifname { \"weft4\", \"weft6\" } accept
+    udp dport 4879 meta iif != 0 fib saddr type local goto vxlan_of_gateways
+  }
+  chain vxlan_of_gateways {
+    ct original ip saddr @vxlan_v4 return
+    ct original ip6 saddr @vxlan_v6 return
+    drop
+  }
+  chain vxlan_of_pods {
     ip saddr @vxlan_v4 return
     ip6 saddr @vxlan_v6 return
 ";
@@ -246,6 +273,11 @@ const REFUSE: &str = "  counter refused {
     udp dport 4879 ip6 saddr != @vxlan_v6 drop
     iifname { \"weft4\", \"weft6\" } udp sport 12346 ct state != established drop
 ";
+
+/// Elements of a set of devices.
+fn quoted(devices: &BTreeSet<String>) -> String {
+    devices.iter().map(|device| format!("\"{device}\"")).collect::<Vec<_>>().join(", ")
+}
 
 /// Prefixes of one family and length.
 pub(crate) struct SameLength {

@@ -26,6 +26,8 @@ fn the_firewall_table_is_the_golden_one() {
         masqueraded: [ip("10.70.0.20")].into(),
         vxlan_sources: [ip("192.0.2.7"), ip("2001:db8::7")].into(),
         exits: ["eth0".to_owned()].into(),
+        uplinks: ["eth0".to_owned()].into(),
+        has_symmetric_pods: true,
         ..Firewall::default()
     };
     assert_eq!(firewall.script(), include_str!("golden/firewall.nft"));

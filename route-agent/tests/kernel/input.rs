@@ -1,6 +1,6 @@
 //! Firewalls of others where hosts' own packets, IPv6 or only some devices' packets are dropped.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{GatewayProbe, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe};
@@ -98,6 +98,85 @@ fn vxlan_of_pods_stays_on_their_node() {
     assert!(arrives(&world, gateway, port), "other datagrams pass");
     assert!(!arrives(&world, gateway, 4879));
     assert!(!arrives(&world, other, 4879), "a host that trusts this one, if it has a gateway");
+}
+
+/// A pod may bind to an address that it does not have: over IPv6 by `IPV6_FREEBIND`, which needs no right.
+#[test]
+fn pods_send_no_vxlan_from_addresses_of_others() {
+    let mut config = config();
+    config.vxlan_sources.push("2001:db8::7".parse().unwrap());
+    let world = World::running(config);
+    sh(
+        &world.node,
+        "nft 'add table inet see; add chain inet see in { type filter hook input priority 0; };
+        add chain inet see post { type filter hook postrouting priority 400; };
+        add counter inet see seen; add rule inet see in udp sport 7 counter name seen;
+        add rule inet see post iifname pod0 udp sport 7 counter name seen'",
+    );
+    let seen = || {
+        sh(&world.node, "nft list counter inet see seen | grep -c 'packets 0' || true").trim()
+            == "0"
+    };
+    let send = |from: &str, to: &str, port: u16| {
+        sh(&world.node, "nft reset counter inet see seen >&2");
+        world.pod.run(|| send_from(from.parse().unwrap(), to.parse().unwrap(), port)).unwrap();
+        seen()
+    };
+    for (gateway, host, node, other) in [
+        ("192.0.2.7", "192.0.2.8", "192.0.2.5", "192.0.2.9"),
+        ("2001:db8::7", "2001:db8::8", "2001:db8::5", "2001:db8::9"),
+    ] {
+        eventually("other datagrams pass", SOON, || send(gateway, node, 4878));
+        for (from, to) in [(gateway, node), (host, other), (node, other), (node, gateway)] {
+            assert!(!send(from, to, 4879), "VXLAN from {from} to {to}");
+        }
+    }
+}
+
+/// A socket that sends from any address and port 7.
+fn send_from(from: IpAddr, to: IpAddr, port: u16) {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let domain = if from.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+    let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+    match from {
+        IpAddr::V4(_) => socket.set_ip_transparent_v4(true).unwrap(),
+        IpAddr::V6(_) => socket.set_freebind_v6(true).unwrap(),
+    }
+    socket.bind(&SocketAddr::new(from, 7).into()).unwrap();
+    socket.send_to(b"datagram", &SocketAddr::new(to, port).into()).unwrap();
+}
+
+/// Packets of containers that are no pods leave under the node's address, too. A gateway's are the only ones that may.
+#[test]
+fn masqueraded_vxlan_is_a_gateways_only() {
+    let mut config = config();
+    let gateway = "172.17.0.3";
+    config.vxlan_sources.push(gateway.parse().unwrap());
+    let mut world = World::new();
+    sh(
+        &world.node,
+        "ip address add 172.17.0.1/16 dev pod0
+        nft 'add table ip docker; add chain ip docker post { type nat hook postrouting priority 100; };
+        add rule ip docker post ip saddr 172.17.0.0/16 oifname eth0 masquerade'",
+    );
+    sh(&world.pod, "ip address add 172.17.0.2/16 dev eth0; ip address add 172.17.0.3/16 dev eth0");
+    let see =
+        "nft 'add table ip t; add chain ip t pre { type filter hook prerouting priority -300; };
+        add rule ip t pre ip saddr 192.0.2.5 udp dport 4879 udp dport set 7'";
+    sh(&world.gw, see);
+    let host = world.gw.run(|| UdpSocket::bind("192.0.2.7:7")).unwrap().unwrap();
+    host.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let arrives = |world: &World, from: &str| {
+        let pod = world.pod.run(|| UdpSocket::bind((from, 0))).unwrap().unwrap();
+        pod.send_to(b"datagram", "192.0.2.7:4879").unwrap();
+        host.recv_from(&mut [0; 64]).is_ok()
+    };
+    assert!(arrives(&world, "172.17.0.2"), "without weft");
+    world.configure(config);
+    world.start(&[]);
+    world.settle();
+    assert!(arrives(&world, gateway), "a gateway's");
+    assert!(!arrives(&world, "172.17.0.2"));
 }
 
 /// An IP resource may lead a peer to a node, by way of one whose packets other nodes take for VXLAN.
