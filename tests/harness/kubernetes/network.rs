@@ -94,7 +94,8 @@ pub const KUBE_ROUTER: Project = Project {
         ),
     ],
     proxy_mode: "nftables",
-    policies: 2,
+    // With a policy for what a pod sends, it drops neighbour solicitations, too (issue 1895 of the project).
+    policies: 1,
     has_ipv6: true,
 };
 
