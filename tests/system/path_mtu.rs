@@ -92,8 +92,8 @@ fn ipv6_refused_at_one_end_is_named_at_both() -> Result<()> {
             rome.apply("milan", &join(&peering.client_documents()).replace(&line, mtu))?;
             for (cluster, text) in [(rome, "IPv6 to milan is refused"), (milan, refusal)] {
                 wait_until("the refusal is named or gone", NAMED, || {
-                    let says = cluster.status()?["problems"].to_string();
-                    ensure!(says.contains(text) == is_named, "{is_named}: {says}");
+                    let problems = cluster.status()?["problems"].to_string();
+                    ensure!(problems.contains(text) == is_named, "{is_named}: {problems}");
                     Ok(())
                 })?;
             }

@@ -47,7 +47,7 @@ pub struct Firewall {
     pub links: BTreeSet<Link>,
     /// Devices by which no pod of this node is reached.
     pub exits: BTreeSet<String>,
-    /// Devices by which other hosts are reached, whatever routes say.
+    /// Devices by which other hosts are reached.
     pub uplinks: BTreeSet<String>,
     /// Packets of pods come from the devices that routes to those pods lead to.
     pub has_symmetric_pods: bool,
@@ -132,10 +132,10 @@ impl Firewall {
 ///   The source is translated behind routing, which takes no local one from a device.
 /// * Only the node itself sends anything to a gateway's overlay address: a pod could flood the probes there.
 ///   Nor does VXLAN of pods leave for other hosts, where one that is masqueraded would be taken for the node's.
-///   Gateways may be pods, and pods may send each other what they like. Whoever the sender, what is translated to this
-///   node's address is a gateway's, and an address comes from the device that leads to it: a pod cannot take another
-///   host's. Uplinks are left out, since hosts may be reached by several, and pods' addresses where packets of pods
-///   come from other devices than routes lead to.
+///   Gateways may be pods, and pods may send each other what they like. Of any
+///   sender, what is translated to this node's address is a gateway's, and what has an address comes from the device that
+///   leads there: no pod can take another host's. Uplinks are left out, since hosts may be reached by several, and pods'
+///   addresses where packets of pods come from other devices than routes lead to.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
 ///   packet for one.
