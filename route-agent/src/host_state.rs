@@ -130,11 +130,15 @@ impl HostState {
         &exits - &self.pod_devices(config)
     }
 
-    /// Devices by which other hosts are reached: those with the node's address or a default route.
+    /// Devices by which other hosts are reached: those with the node's address, a default route or one to pods of
+    /// other nodes, whose packets may come with those nodes' addresses.
     pub(crate) fn uplinks(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        let defaults = self.routes.iter().filter(|route| route.to.is_everything());
-        let devices = defaults.filter_map(|route| route.dev.as_deref());
-        let of_pods = self.devices_of_routes(config);
+        let pods: Vec<Cidr> =
+            config.pod_cidrs.iter().filter_map(|pods| pods.parse().ok()).collect();
+        let is_far = |to: Cidr| to.is_everything() || pods.iter().any(|pods| pods.overlaps(&to));
+        let routes = self.routes.iter().filter(|route| is_far(route.to));
+        let devices = routes.filter_map(|route| route.dev.as_deref());
+        let of_pods = &self.devices_of_routes(config) | &self.pod_devices(config);
         let is_other = |dev: &&str| !of_pods.contains(dev) && is_plain(dev);
         self.underlay_devices(config).into_iter().chain(devices.filter(is_other)).collect()
     }
@@ -223,6 +227,11 @@ mod tests {
     /// Devices that count as exits of a node with these addresses and routes, as `PREFIX DEVICE`, the
     /// latter in the main table or `PREFIX DEVICE TABLE`.
     fn exits(addresses: &[&str], routes: &[&str]) -> Vec<String> {
+        let (state, config) = host(addresses, routes);
+        state.exits(&config).into_iter().map(str::to_owned).collect()
+    }
+
+    fn host(addresses: &[&str], routes: &[&str]) -> (HostState, NodeConfigSpec) {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let addresses = addresses.iter().chain(&[UNDERLAY]).map(|text| {
             let of = words(text);
@@ -241,10 +250,22 @@ mod tests {
             routes: routes.collect(),
             ..HostState::default()
         };
-        let config = serde_json::json!({"clusterId": "rome", "underlay": ["192.0.2.5"], "podCidrs": [],
-            "localPods": ["10.200.1.0/24"], "external": [], "peerings": [], "vxlanSources": []});
-        let config: NodeConfigSpec = serde_json::from_value(config).unwrap();
-        state.exits(&config).into_iter().map(str::to_owned).collect()
+        let config = serde_json::json!({"clusterId": "rome", "underlay": ["192.0.2.5"],
+            "podCidrs": ["10.200.0.0/16"], "localPods": ["10.200.1.0/24"], "external": [], "peerings": [], "vxlanSources": []});
+        (state, serde_json::from_value(config).unwrap())
+    }
+
+    #[test]
+    fn devices_to_other_hosts_are_uplinks() {
+        let bridge = ["10.200.1.1/24 cni0", "172.17.0.1/16 docker0"];
+        let routes = ["10.200.1.0/24 cni0", "10.200.2.0/24 tun1", "172.17.0.0/16 docker0"];
+        let (state, config) = host(&bridge, &routes);
+        assert_eq!(state.uplinks(&config), ["eth0", "tun1"].into());
+        let (state, config) = host(&["10.200.1.2/16 ovn0"], &["10.200.0.0/16 ovn0"]);
+        assert_eq!(state.uplinks(&config), ["eth0"].into());
+        assert!(state.has_symmetric_pods(&config));
+        let (state, config) = host(&[], &["10.200.1.0/24 cilium_host"]);
+        assert!(!state.has_symmetric_pods(&config));
     }
 
     #[test]

@@ -195,6 +195,9 @@ impl fmt::Display for Firewall {
             by_length(&self.pods).iter().try_for_each(|set| set.write(f, "saddr", "return"))?;
         }
         f.write_str("    fib saddr . iif oif missing drop\n  }\n")?;
+        f.write_str(MASQUERADED_VXLAN)?;
+        let local = by_length(&self.local_pods);
+        local.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str(VXLAN_OF_PODS)?;
         by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str("    drop\n  }\n")?;
@@ -243,16 +246,20 @@ const UNMARK: &str = "  }
 /// which the other nodes accept VXLAN.
 const NO_VXLAN_OF_PEERS: &str = "    iifname { \"weft4\", \"weft6\" } udp dport 4879 drop\n";
 
-/// VXLAN of the node itself has the device that wrapped it for its incoming one, or none.
-const VXLAN_OF_PODS: &str = "  chain masqueraded_vxlan {
+/// VXLAN of the node itself has the device that wrapped it for its incoming one, or none. Replies are no gateway's: in a
+/// connection that a gateway or its host seems to have opened, a container would send them under the node's address.
+const MASQUERADED_VXLAN: &str = "  chain masqueraded_vxlan {
     type filter hook postrouting priority 101; policy accept;
     iifname { \"weft4\", \"weft6\" } accept
     udp dport 4879 meta iif != 0 fib saddr type local goto vxlan_of_gateways
   }
   chain vxlan_of_gateways {
+    ct direction reply drop
     ct original ip saddr @vxlan_v4 return
     ct original ip6 saddr @vxlan_v6 return
-    drop
+";
+
+const VXLAN_OF_PODS: &str = "    drop
   }
   chain vxlan_of_pods {
     ip saddr @vxlan_v4 return

@@ -177,7 +177,7 @@ fn gateway_of_this_host_is_backed_and_translated() {
 #[test]
 fn gateway_elsewhere_leaves_no_rule_for_links() {
     let rules = compile(&config(vec![peering()]), &host_state()).firewall.to_string();
-    assert!(!rules.contains("gateways"), "{rules}");
+    assert!(!rules.contains("chain to_gateways"), "{rules}");
 }
 
 #[test]

@@ -177,6 +177,25 @@ fn masqueraded_vxlan_is_a_gateways_only() {
     world.settle();
     assert!(arrives(&world, gateway), "a gateway's");
     assert!(!arrives(&world, "172.17.0.2"));
+    // A container answers what seems to come from a gateway's VXLAN port.
+    sh(
+        &world.node,
+        "nft 'add chain ip docker pre { type nat hook prerouting priority -100; };
+        add rule ip docker pre iifname eth0 udp dport 5353 dnat to 172.17.0.2'",
+    );
+    let container = world.pod.run(|| UdpSocket::bind("172.17.0.2:5353")).unwrap().unwrap();
+    container.set_read_timeout(Some(SOON)).unwrap();
+    // The gateway's device has that port.
+    sh(&world.gw, "nft delete table ip t; ip link del overlay4");
+    for (port, passes) in [(4878, true), (4879, false)] {
+        let sender = world.gw.run(|| UdpSocket::bind(("192.0.2.7", port))).unwrap().unwrap();
+        sender.send_to(b"question", "192.0.2.5:5353").unwrap();
+        let (_, from) = container.recv_from(&mut [0; 64]).unwrap();
+        container.send_to(b"answer", from).unwrap();
+        sender.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let answered = sender.recv_from(&mut [0; 64]).is_ok();
+        assert_eq!(answered, passes, "{port}");
+    }
 }
 
 /// An IP resource may lead a peer to a node, by way of one whose packets other nodes take for VXLAN.
