@@ -149,7 +149,8 @@ fn unresolved(host: &str, error: &str) -> Fault {
     Fault {
         reason: Reason::NameNotResolved,
         message: format!("spec.endpoint: the name {host} does not resolve: {error}"),
-        remedy: "correct spec.endpoint.addresses of the GatewayClient, or the DNS record"
+        remedy: "see whether the resolver works that this host uses; else correct \
+                 spec.endpoint.addresses of the GatewayClient, or the DNS record"
             .to_owned(),
     }
 }

@@ -86,8 +86,8 @@ pub struct Evidence<'a> {
     pub last_answer: Option<Instant>,
     pub unanswered: Option<Unanswered>,
     pub refused_send: Option<RefusedSend>,
-    /// Time of the last packet that the peer received, as it reports, and of that report's arrival.
-    pub peer_received: Option<(Option<Instant>, Instant)>,
+    /// Times of the first and the last report of the peer that it has received none of the unanswered probes.
+    pub unreceived: Option<(Instant, Instant)>,
     /// Since when packets have been sealed with superseded keys.
     pub superseded_since: Option<Instant>,
     /// Share of lost probes in percent, if that is worth reporting.
@@ -213,7 +213,7 @@ impl Evidence<'_> {
             reason: Reason::EndpointUnanswered,
             message: format!(
                 "spec.endpoint of the GatewayClient leads to {configured}, from where {peer} has \
-                 never answered: the session goes on with {found}, from where it still sends"
+                 never answered: the session goes on with {found}"
             ),
             remedy: format!(
                 "correct spec.endpoint to the address and port of {peer}'s GatewayServer"
@@ -313,15 +313,13 @@ impl Evidence<'_> {
         self.unanswered.is_some_and(|probes| probes.is_silence())
     }
 
-    /// Packets arrive, and the peer reports that it receives none.
+    /// Packets arrive, and the peer reports that it receives none. Its first report may be older than the end of
+    /// an outage of both directions.
     fn is_not_received(&self, now: Instant) -> bool {
         let answered = self.last_answer.is_some_and(|at| now < at + ANSWER_TIMEOUT);
-        let Some(probes) = self.unanswered.filter(|_| self.has_unanswered() && !answered) else {
-            return false;
-        };
-        self.peer_received.is_some_and(|(received, reported)| {
-            reported > probes.first && received.is_none_or(|at| at < probes.first)
-        })
+        let is_reported =
+            self.unreceived.is_some_and(|(first, last)| last >= first + MIN_UNANSWERED_TIME);
+        is_reported && self.has_unanswered() && !answered
     }
 
     /// Initiations arrive, and the peer starts again and again.

@@ -41,7 +41,8 @@ pub(super) struct Diagnosis {
     started: Instant,
     session: PeerState,
     last_received: Option<Instant>,
-    peer_received: Option<(Option<Instant>, Instant)>,
+    /// First and last report of the peer that it has received none of the unanswered probes.
+    unreceived: Option<(Instant, Instant)>,
     superseded_since: Option<Instant>,
     /// Refused sends of each kind so far, and the last one.
     refused_sends: [u64; 2],
@@ -79,7 +80,7 @@ impl Diagnosis {
             started: now,
             session: PeerState::default(),
             last_received: None,
-            peer_received: None,
+            unreceived: None,
             superseded_since: None,
             refused_sends: [0; 2],
             refused_send: None,
@@ -145,7 +146,7 @@ impl Diagnosis {
         let Some(weft) = message.weft else {
             // Another program has taken the peer's place: what weft reported there is not of now.
             (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
-            (self.peer_received, self.delivered, self.peer_loss) = (None, None, None);
+            (self.unreceived, self.delivered, self.peer_loss) = (None, None, None);
             (self.peer_id_differs, self.peer_nodes, self.peer_refuses_ipv6) = (false, None, false);
             return;
         };
@@ -158,7 +159,10 @@ impl Diagnosis {
         self.key_shared = weft.duplicate.then_some(now);
         self.peer_handed_over = weft.handed_over.then_some(now).or(self.peer_handed_over);
         let received = message.report().and_then(|report| now.checked_sub(report.received_ago?));
-        self.peer_received = Some((received, now));
+        let first = self.log.unanswered().map(|probes| probes.first).filter(|first| now > *first);
+        let is_unreceived = first.is_some_and(|first| received.is_none_or(|at| at < first));
+        let since = self.unreceived.map_or(now, |(since, _)| since);
+        self.unreceived = is_unreceived.then_some((since, now));
         if weft.suspects {
             self.log.handle_request(now);
         }
@@ -179,6 +183,7 @@ impl Diagnosis {
     pub(super) fn handle_answer(&mut self, pong: &Message, round_trip: Duration, now: Instant) {
         let Some(stamp) = pong.stamp() else { return };
         self.log.handle_answer(stamp, round_trip, now);
+        self.unreceived = None;
         if let Some((_, cidrs)) = self.on_the_way.take_if(|(sent, _)| *sent == stamp) {
             self.delivered = Some(cidrs);
         }
@@ -295,7 +300,7 @@ impl Diagnosis {
             last_answer: self.log.last_answer(),
             unanswered: self.log.unanswered().filter(|_| running.desired.probe.enabled),
             refused_send: self.refused_send.map(|(kind, _)| kind),
-            peer_received: self.peer_received,
+            unreceived: self.unreceived,
             superseded_since: self.superseded_since,
             loss_percent: self.loss_percent(),
             departure: self.departure.map(|(departure, _)| departure),
@@ -386,6 +391,25 @@ mod tests {
         diagnosis.handle_message(&message, now);
         diagnosis.handle_message(&reporting(None), now);
         assert_eq!(diagnosis.duplicate(), None);
+    }
+
+    #[test]
+    fn probes_are_unreceived_while_every_report_has_it() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        let mut diagnosis = Diagnosis::new(start);
+        let mut reports = |sent: Option<Instant>, ago: Duration, at: Instant| {
+            sent.into_iter().for_each(|sent| diagnosis.log.handle_sent(1, sent));
+            let weft = WeftField::new(SECOND, Some(ago));
+            diagnosis.handle_message(&Message { weft: Some(weft), ..reporting(None) }, at);
+            diagnosis.unreceived
+        };
+        let at = |tenths: u32| start + SECOND + SECOND / 10 * tenths;
+        assert_eq!(reports(None, SECOND, at(0)), None, "nothing is unanswered");
+        let first = reports(Some(at(1)), 3 * SECOND, at(20));
+        assert_eq!(first, Some((at(20), at(20))));
+        assert_eq!(reports(None, 3 * SECOND, at(23)), Some((at(20), at(23))));
+        assert_eq!(reports(None, SECOND / 10, at(24)), None, "it has received one");
     }
 
     #[test]
