@@ -1,4 +1,4 @@
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use super::{Fault, peer};
 use crate::networking::{GatewayClient, GatewayServer, ServiceType};
@@ -92,7 +92,8 @@ fn is_host(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     let digits = name.chars().all(|c| c.is_ascii_digit() || c == '.');
     let dns = name.len() <= 253 && !digits && name.split('.').all(label);
-    let is_one =
-        |ip: IpAddr| !(ip.is_multicast() || ip.is_unspecified() || ip == Ipv4Addr::BROADCAST);
+    // 240.0.0.0/4 is reserved (RFC 1112 section 4), the broadcast address there among it.
+    let is_reserved = |ip: IpAddr| matches!(ip, IpAddr::V4(v4) if v4.octets()[0] >= 240);
+    let is_one = |ip: IpAddr| !(ip.is_multicast() || ip.is_unspecified() || is_reserved(ip));
     dns || text.parse().is_ok_and(|ip: IpAddr| is_one(ip.to_canonical()))
 }

@@ -148,6 +148,10 @@ fn cases() -> Vec<(Object, &'static str)> {
             "spec.endpoint.addresses[1]: found \"::\"; expected an IP address of one host",
         ),
         (
+            broken_client(json!({"addresses": ["240.0.0.1"], "port": 1})),
+            "spec.endpoint.addresses[0]: found \"240.0.0.1\"; expected an IP address of one host",
+        ),
+        (
             broken_client(json!({"addresses": ["$(reboot)"], "port": 1})),
             "spec.endpoint.addresses[0]: found \"$(reboot)\"; expected",
         ),
