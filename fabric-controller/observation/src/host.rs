@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use fabric_api::fabric::GatewayConfig;
-use fabric_store::Snapshot;
+use fabric_store::{Object, Snapshot};
 use fabric_supervisor::health;
-use fabric_supervisor::rundir::{Record, RunDir, state_option};
+use fabric_supervisor::rundir::{Record, RunDir, nothing_published, state_option};
 use fabric_supervisor::workloads::{self, gateways_of, names};
 use fabric_supervisor::{lock, process};
 use futures::future::join_all;
@@ -52,6 +52,10 @@ pub async fn look(dir: &RunDir) -> anyhow::Result<Option<Observation>> {
     let store = dir.store(&record)?;
     let mut snapshot = store.read(&observe::KINDS).await.context("cannot read the store")?;
     snapshot.problems.extend(store.problems().await);
+    if let Some(published) = &record.published {
+        let is_node = |object: &Object| matches!(object, Object::NodeConfig(_));
+        ensure!(snapshot.objects.values().any(is_node), "{}", nothing_published(published));
+    }
     let host = host(dir, record).await;
     Ok(Some(observe::observe(&snapshot, &host.found(&snapshot))))
 }

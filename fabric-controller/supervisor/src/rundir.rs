@@ -199,12 +199,7 @@ impl RunDir {
     /// The store as the supervisor of this directory sees it.
     pub fn store(&self, record: &Record) -> anyhow::Result<Store> {
         let opened = match &record.published {
-            Some(published) if !published.is_dir() => bail!(
-                "the published directory {} is not there: the fabric was taken down on its host, or \
-                 the share is not mounted here; mount it, run `weft up` on that host, or `weft down` on \
-                 this one",
-                published.display()
-            ),
+            Some(published) if !published.is_dir() => bail!(nothing_published(published)),
             Some(published) => Store::open_published(published),
             None => Store::open(&StoreArgs::directories(
                 record.manifests.clone(),
@@ -214,6 +209,16 @@ impl RunDir {
         };
         opened.context("cannot open the store")
     }
+}
+
+/// Error about a published directory that is not there, or holds no NodeConfig.
+pub fn nothing_published(dir: &Path) -> String {
+    let what = if dir.is_dir() { "holds no NodeConfig" } else { "is not there" };
+    format!(
+        "the published directory {} {what}: the fabric was taken down on its host, or the share is not \
+         mounted here; mount it, run `weft up` on that host, or `weft down` on this one",
+        dir.display()
+    )
 }
 
 fn damaged(path: &Path) -> String {

@@ -254,6 +254,12 @@ fn status_names_a_missing_published_directory() {
     let text = stderr(&status);
     assert!(text.contains(&says) && text.contains("not mounted"), "{text}");
     assert!(text.contains("run `weft up` on that host, or `weft down` on this one"), "{text}");
+    // The mount point of a share that is not mounted.
+    fs::create_dir(&gone).unwrap();
+    let status = weft(&["status", "--run-dir", dir.to_str().unwrap()]);
+    assert_eq!(status.status.code(), Some(1), "{}", stdout(&status));
+    let empty = format!("the published directory {} holds no NodeConfig", gone.display());
+    assert!(stderr(&status).contains(&empty), "{}", stderr(&status));
     fs::remove_dir_all(dir).unwrap();
 }
 
