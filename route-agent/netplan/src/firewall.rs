@@ -178,11 +178,15 @@ impl fmt::Display for Firewall {
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             if hook == "prerouting" {
                 f.write_str(NO_VXLAN_OF_PEERS)?;
-                let other = match self.uplinks.is_empty() {
-                    true => String::new(),
-                    false => format!("iifname != {{ {} }} ", quoted(&self.uplinks)),
+                let inside = match self.uplinks.is_empty() {
+                    true => "iifname != \"weft-*\"".to_owned(),
+                    false => {
+                        format!("iifname != \"weft-*\" iifname != {{ {} }}", quoted(&self.uplinks))
+                    }
                 };
-                writeln!(f, "    udp dport 4879 iifname != \"weft-*\" {other}jump forged_vxlan")?;
+                writeln!(f, "    udp dport 4879 {inside} jump forged_vxlan")?;
+                writeln!(f, "    {VXLAN_IN_ANSWERS} {inside} jump questions")?;
+                f.write_str("    udp dport 4879 ct status dnat jump pods_only\n")?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
                 let local = by_length(&self.local_pods);
                 let vxlan = "udp dport 4879 goto vxlan_of_pods";
@@ -195,6 +199,7 @@ impl fmt::Display for Firewall {
             by_length(&self.pods).iter().try_for_each(|set| set.write(f, "saddr", "return"))?;
         }
         f.write_str("    fib saddr . iif oif missing drop\n  }\n")?;
+        f.write_str("  chain questions {\n    jump forged_vxlan\n    goto pods_only\n  }\n")?;
         f.write_str(MASQUERADED_VXLAN)?;
         let local = by_length(&self.local_pods);
         local.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
@@ -264,7 +269,14 @@ const VXLAN_OF_PODS: &str = "    drop
   chain vxlan_of_pods {
     ip saddr @vxlan_v4 return
     ip6 saddr @vxlan_v6 return
+    goto pods_only
+  }
+  chain pods_only {
 ";
+
+/// Datagrams that a program on a node, or a container with a published port, would answer to UDP 4879: that of a node or
+/// gateway, whose address they may have, or be given by a masquerade.
+const VXLAN_IN_ANSWERS: &str = "udp sport 4879 udp dport != 4879 ct state new";
 
 const REFUSE: &str = "  counter refused {
   }

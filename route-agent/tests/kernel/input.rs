@@ -119,7 +119,9 @@ fn pods_send_no_vxlan_from_addresses_of_others() {
     };
     let send = |from: &str, to: &str, port: u16| {
         sh(&world.node, "nft reset counter inet see seen >&2");
-        world.pod.run(|| send_from(from.parse().unwrap(), to.parse().unwrap(), port)).unwrap();
+        let [from, to] =
+            [(from, 7), (to, port)].map(|(ip, port)| SocketAddr::new(ip.parse().unwrap(), port));
+        world.pod.run(|| send_from(from, to)).unwrap();
         seen()
     };
     for (gateway, host, node, other) in [
@@ -133,17 +135,17 @@ fn pods_send_no_vxlan_from_addresses_of_others() {
     }
 }
 
-/// A socket that sends from any address and port 7.
-fn send_from(from: IpAddr, to: IpAddr, port: u16) {
+/// Sends from any address.
+fn send_from(from: SocketAddr, to: SocketAddr) {
     use socket2::{Domain, Protocol, Socket, Type};
     let domain = if from.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
     let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)).unwrap();
     match from {
-        IpAddr::V4(_) => socket.set_ip_transparent_v4(true).unwrap(),
-        IpAddr::V6(_) => socket.set_freebind_v6(true).unwrap(),
+        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true).unwrap(),
+        SocketAddr::V6(_) => socket.set_freebind_v6(true).unwrap(),
     }
-    socket.bind(&SocketAddr::new(from, 7).into()).unwrap();
-    socket.send_to(b"datagram", &SocketAddr::new(to, port).into()).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.send_to(b"datagram", &to.into()).unwrap();
 }
 
 /// Packets of containers that are no pods leave under the node's address, too. A gateway's are the only ones that may.
@@ -196,6 +198,49 @@ fn masqueraded_vxlan_is_a_gateways_only() {
         let answered = sender.recv_from(&mut [0; 64]).is_ok();
         assert_eq!(answered, passes, "{port}");
     }
+}
+
+/// A program on a node would send a node VXLAN by answering what seems to come from there.
+#[test]
+fn pods_ask_nobody_from_the_port_of_vxlan() {
+    let world = World::running(config());
+    let program = world.node.run(|| UdpSocket::bind("0.0.0.0:5355")).unwrap().unwrap();
+    program.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let arrives = |from: &str, to: &str| {
+        let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
+        world.pod.run(|| send_from(from, SocketAddr::new(to, 5355))).unwrap();
+        program.recv_from(&mut [0; 64]).is_ok()
+    };
+    eventually("other ports pass", SOON, || arrives("192.0.2.7:4878", "192.0.2.5"));
+    assert!(arrives("10.200.1.2:4879", "10.200.1.1"), "answers go to that pod");
+    assert!(!arrives("10.200.1.2:4879", "192.0.2.5"));
+    assert!(!arrives("192.0.2.7:4879", "192.0.2.5"));
+    assert!(!arrives("192.0.2.7:4879", "10.200.1.1"));
+}
+
+#[test]
+fn published_ports_lead_to_no_vxlan_of_nodes() {
+    let world = World::running(config());
+    sh(
+        &world.node,
+        "nft 'add table ip docker; add chain ip docker pre { type nat hook prerouting priority -100; };
+        add chain ip docker post { type nat hook postrouting priority 100; };
+        add rule ip docker pre udp dport 6000 dnat to 192.0.2.7:4879;
+        add rule ip docker pre udp dport 6001 dnat to 192.0.2.7:4878;
+        add rule ip docker pre udp dport 6002 dnat to 10.200.1.2:4879;
+        add rule ip docker post iifname eth0 oifname eth0 masquerade'",
+    );
+    sh(&world.gw, "ip link del overlay4");
+    let arrives = |published: u16, to: (&str, u16), of: &netlink::Netns| {
+        let receiver = of.run(|| UdpSocket::bind(to)).unwrap().unwrap();
+        receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let sender = world.gw.run(|| UdpSocket::bind("192.0.2.7:0")).unwrap().unwrap();
+        sender.send_to(b"datagram", ("192.0.2.5", published)).unwrap();
+        receiver.recv_from(&mut [0; 64]).is_ok()
+    };
+    eventually("other ports pass", SOON, || arrives(6001, ("192.0.2.7", 4878), &world.gw));
+    assert!(arrives(6002, ("10.200.1.2", 4879), &world.pod), "a pod's own port");
+    assert!(!arrives(6000, ("192.0.2.7", 4879), &world.gw));
 }
 
 /// An IP resource may lead a peer to a node, by way of one whose packets other nodes take for VXLAN.
