@@ -252,7 +252,8 @@ pub fn remedy(of: &UnreachableNode) -> String {
         }
         PathFault::NoAnswer => format!(
             "see whether {node} is up, its network is connected, its address is the one in its \
-             Node and the source of what it sends (`ip route get`), its route-agent runs, and UDP 4879 passes between it and the gateway's host"
+             Node and the source of what it sends (`ip route get`), its route-agent runs, and UDP \
+             4879 passes between it and the gateway's host"
         ),
         PathFault::NoAgent => format!("start the route-agent of {node} again, and see its log"),
         PathFault::OneWay => {

@@ -206,9 +206,7 @@ fn vxlan_sources(peerings: &[NodePeering], records: &[&PeeringRecord]) -> Vec<Ip
     let gateways = peerings.iter().filter_map(|peering| peering.gateway.as_ref());
     let mut sources: Vec<IpAddr> = gateways.map(|gateway| gateway.underlay).collect();
     let gateways = records.iter().filter_map(|record| record.gateway.as_ref());
-    sources.extend(
-        gateways.flat_map(|gateway| gateway.underlay.iter().chain(&gateway.node_addresses)),
-    );
+    sources.extend(gateways.flat_map(|gateway| &gateway.node_addresses));
     sources.sort();
     sources.dedup();
     sources
