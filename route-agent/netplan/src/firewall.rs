@@ -132,10 +132,10 @@ impl Firewall {
 ///   The source is translated behind routing, which takes no local one from a device.
 /// * Only the node itself sends anything to a gateway's overlay address: a pod could flood the probes there.
 ///   Nor does VXLAN of pods leave for other hosts, where one that is masqueraded would be taken for the node's.
-///   Gateways may be pods, and pods may send each other what they like. Of any
-///   sender, what is translated to this node's address is a gateway's, and what has an address comes from the device that
-///   leads there: no pod can take another host's. Uplinks are left out, since hosts may be reached by several, and pods'
-///   addresses where packets of pods come from other devices than routes lead to.
+///   Gateways may be pods, and pods may send each other what they like.
+/// * VXLAN that is translated to this node's address is a gateway's, and any comes from the device that leads to its
+///   source: no pod can take another host's address. Uplinks are left out, since hosts may be reached by several, and
+///   addresses of pods where packets of pods come from other devices than routes lead to.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
 ///   packet for one.
@@ -185,7 +185,7 @@ impl fmt::Display for Firewall {
                     }
                 };
                 writeln!(f, "    udp dport 4879 {inside} jump forged_vxlan")?;
-                writeln!(f, "    {VXLAN_IN_ANSWERS} {inside} jump questions")?;
+                writeln!(f, "    {FROM_VXLAN_PORT} {inside} jump from_vxlan_port")?;
                 f.write_str("    udp dport 4879 ct status dnat jump pods_only\n")?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
                 let local = by_length(&self.local_pods);
@@ -199,10 +199,11 @@ impl fmt::Display for Firewall {
             by_length(&self.pods).iter().try_for_each(|set| set.write(f, "saddr", "return"))?;
         }
         f.write_str("    fib saddr . iif oif missing drop\n  }\n")?;
-        f.write_str("  chain questions {\n    jump forged_vxlan\n    goto pods_only\n  }\n")?;
+        f.write_str("  chain from_vxlan_port {\n    jump forged_vxlan\n    goto pods_only\n  }\n")?;
         f.write_str(MASQUERADED_VXLAN)?;
         let local = by_length(&self.local_pods);
         local.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
+        f.write_str("    drop\n  }\n")?;
         f.write_str(VXLAN_OF_PODS)?;
         by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str("    drop\n  }\n")?;
@@ -264,9 +265,7 @@ const MASQUERADED_VXLAN: &str = "  chain masqueraded_vxlan {
     ct original ip6 saddr @vxlan_v6 return
 ";
 
-const VXLAN_OF_PODS: &str = "    drop
-  }
-  chain vxlan_of_pods {
+const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
     ip saddr @vxlan_v4 return
     ip6 saddr @vxlan_v6 return
     goto pods_only
@@ -276,7 +275,7 @@ const VXLAN_OF_PODS: &str = "    drop
 
 /// Datagrams that a program on a node, or a container with a published port, would answer to UDP 4879: that of a node or
 /// gateway, whose address they may have, or be given by a masquerade.
-const VXLAN_IN_ANSWERS: &str = "udp sport 4879 udp dport != 4879 ct state new";
+const FROM_VXLAN_PORT: &str = "udp sport 4879 udp dport != 4879 ct state new";
 
 const REFUSE: &str = "  counter refused {
   }
