@@ -6,6 +6,10 @@ use serde_json::Value;
 /// Folder in which `make kubernetes` puts helm.
 const DIR: &str = "WEFT_KUBERNETES_DIR";
 const NAMESPACE: &str = "liqo";
+/// Error of an API server that took a minute for what takes milliseconds. Templates that ask it end
+/// there, before anything is written.
+const STOOD_STILL: &str = "unable to return a response in the time allotted";
+const TRIES: usize = 3;
 
 /// Set to write what is generated instead of comparing it.
 pub(crate) const BLESS: &str = "WEFT_BLESS";
@@ -82,10 +86,20 @@ impl Helm {
             // Caches of clusters must not outlive them.
             command.env("KUBECONFIG", kubeconfig).env("HOME", kubeconfig.parent().unwrap());
         }
-        let output = command.output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let printed = text(&output.stdout) + &text(&output.stderr);
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(printed) }
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let output = command.output().unwrap();
+            let printed = text(&output.stdout) + &text(&output.stderr);
+            if output.status.success() {
+                return Ok(text(&output.stdout));
+            }
+            if tries == TRIES || !printed.contains(STOOD_STILL) {
+                return Err(printed);
+            }
+            eprintln!("once more, since the machine stood still: {printed}");
+        }
     }
 
     fn version(&self) -> String {
