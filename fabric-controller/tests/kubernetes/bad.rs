@@ -146,6 +146,8 @@ fn refused_deletion_backs_off_and_blocks_none() {
         let gone = || cluster.get(kind, namespace, "gw-server").is_none().then_some(());
         cluster.until(&format!("the {kind} is gone"), gone);
     }
+    // Statuses follow within a second or two.
+    sleep(Duration::from_secs(3));
     let before = cluster.writes(namespace);
     sleep(Duration::from_secs(6));
     let writes = cluster.writes(namespace).split_off(before.len());

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -108,8 +108,9 @@ pub fn udp_flow<T>(
 ) -> Result<(FlowReport, T)> {
     let socket = open(ns, unspecified(to), 0)?;
     let sending = AtomicBool::new(true);
+    let received = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let collector = scope.spawn(|| collect(&socket, &sending));
+        let collector = scope.spawn(|| collect(&socket, &sending, &received));
         let sender = scope.spawn(|| {
             let start = Instant::now();
             let mut sent = 0u64;
@@ -119,7 +120,12 @@ pub fn udp_flow<T>(
                 let next = interval.saturating_mul(u32::try_from(sent).unwrap_or(u32::MAX));
                 std::thread::sleep(next.saturating_sub(start.elapsed()));
             }
+            // Late echoes are not lost, early ones may come twice.
+            let end = Instant::now();
             std::thread::sleep(TIMEOUT / 10);
+            while received.load(Ordering::Relaxed) < sent && end.elapsed() < TIMEOUT {
+                std::thread::sleep(TIMEOUT / 100);
+            }
             sending.store(false, Ordering::Relaxed);
             sent
         });
@@ -135,7 +141,11 @@ pub fn udp_flow<T>(
     })
 }
 
-fn collect(socket: &UdpSocket, sending: &AtomicBool) -> (BTreeSet<u64>, FlowReport) {
+fn collect(
+    socket: &UdpSocket,
+    sending: &AtomicBool,
+    received: &AtomicU64,
+) -> (BTreeSet<u64>, FlowReport) {
     let (mut seen, mut report) = (BTreeSet::new(), FlowReport::default());
     let mut last = Instant::now();
     let mut buffer = [0; 64];
@@ -146,6 +156,7 @@ fn collect(socket: &UdpSocket, sending: &AtomicBool) -> (BTreeSet<u64>, FlowRepo
         last = Instant::now();
         report.reordered += u64::from(seen.last().is_some_and(|newest| number < *newest));
         report.duplicated += u64::from(!seen.insert(number));
+        received.store(seen.len() as u64, Ordering::Relaxed);
     }
     (seen, report)
 }
