@@ -340,6 +340,6 @@ fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -
             format!("let its owner accept UDP port {}", ports.join(" and "))
         }
     };
-    let cause = format!("{chain} drops {packets} that it has no rule for");
+    let cause = format!("{chain} drops {packets} that no rule of it accepts");
     PacketDrop { cause, remedy: accept }
 }

@@ -258,7 +258,8 @@ pub fn remedy(of: &UnreachableNode) -> String {
         PathFault::NoAgent => format!("start the route-agent of {node} again, and see its log"),
         PathFault::OneWay => {
             format!(
-                "let UDP 4879 pass from the gateway's host to {node}, which a firewall may drop"
+                "let UDP 4879 pass from the gateway's host to {node}, which a firewall may drop, or a \
+                 published port of a container lead elsewhere"
             )
         }
         PathFault::Lossy => format!(

@@ -185,6 +185,9 @@ impl fmt::Display for Firewall {
                     }
                 };
                 writeln!(f, "    udp dport 4879 {inside} jump forged_vxlan")?;
+                for errors in VXLAN_ERRORS {
+                    writeln!(f, "    {errors} fib daddr type local {inside} drop")?;
+                }
                 writeln!(f, "    {FROM_VXLAN_PORT} {inside} jump from_vxlan_port")?;
                 f.write_str("    udp dport 4879 ct status dnat jump pods_only\n")?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
@@ -254,8 +257,11 @@ const NO_VXLAN_OF_PEERS: &str = "    iifname { \"weft4\", \"weft6\" } udp dport 
 
 /// VXLAN of the node itself has the device that wrapped it for its incoming one, or none. Replies are no gateway's: in a
 /// connection that a gateway or its host seems to have opened, a container would send them under the node's address.
+/// Nothing is masqueraded to the port of VXLAN: a program on another node would answer to it, and the answer be VXLAN
+/// from that node before conntrack leads it back.
 const MASQUERADED_VXLAN: &str = "  chain masqueraded_vxlan {
     type filter hook postrouting priority 101; policy accept;
+    udp sport 4879 meta iif != 0 fib saddr type local drop
     iifname { \"weft4\", \"weft6\" } accept
     udp dport 4879 meta iif != 0 fib saddr type local goto vxlan_of_gateways
   }
@@ -271,11 +277,18 @@ const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
     goto pods_only
   }
   chain pods_only {
+    fib daddr type { local, broadcast, multicast } drop
 ";
 
 /// Datagrams that a program on a node, or a container with a published port, would answer to UDP 4879: that of a node or
-/// gateway, whose address they may have, or be given by a masquerade.
+/// gateway, whose address they may have.
 const FROM_VXLAN_PORT: &str = "udp sport 4879 udp dport != 4879 ct state new";
+
+/// Errors about VXLAN: those of pods and containers would make the overlay's packets smaller.
+const VXLAN_ERRORS: [&str; 2] = [
+    "icmp type destination-unreachable @th,136,8 17 @th,240,16 4879",
+    "icmpv6 type packet-too-big @th,112,8 17 @th,400,16 4879",
+];
 
 const REFUSE: &str = "  counter refused {
   }

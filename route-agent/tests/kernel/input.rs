@@ -212,10 +212,63 @@ fn pods_ask_nobody_from_the_port_of_vxlan() {
         program.recv_from(&mut [0; 64]).is_ok()
     };
     eventually("other ports pass", SOON, || arrives("192.0.2.7:4878", "192.0.2.5"));
-    assert!(arrives("10.200.1.2:4879", "10.200.1.1"), "answers go to that pod");
+    assert!(!arrives("10.200.1.2:4879", "10.200.1.1"));
     assert!(!arrives("10.200.1.2:4879", "192.0.2.5"));
     assert!(!arrives("192.0.2.7:4879", "192.0.2.5"));
     assert!(!arrives("192.0.2.7:4879", "10.200.1.1"));
+}
+
+/// What a program on another node answers is from a node, and goes to the port that a masquerade has chosen.
+#[test]
+fn nothing_is_masqueraded_to_the_port_of_vxlan() {
+    let mut world = World::new();
+    sh(&world.gw, "ip link del overlay4");
+    let other = world.gw.run(|| UdpSocket::bind("192.0.2.7:5353")).unwrap().unwrap();
+    other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let arrives = |world: &World, from: (&str, u16)| {
+        let pod = world.pod.run(|| UdpSocket::bind(from)).unwrap().unwrap();
+        pod.send_to(b"question", "192.0.2.7:5353").unwrap();
+        other.recv_from(&mut [0; 64]).ok().map(|(_, from)| from.port())
+    };
+    // The flow of another port is older than weft's rules.
+    sh(
+        &world.node,
+        "nft 'add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; };
+        add rule ip cni post udp sport 7 oifname eth0 masquerade to :4879;
+        add rule ip cni post oifname eth0 masquerade'",
+    );
+    assert_eq!(arrives(&world, ("10.200.1.2", 7)), Some(4879), "without weft");
+    world.configure(config());
+    world.start(&[]);
+    world.settle();
+    assert_eq!(arrives(&world, ("10.200.1.2", 8)), Some(8), "other ports pass");
+    assert_eq!(arrives(&world, ("10.200.1.2", 7)), None);
+}
+
+/// Such an error needs no right but that to send ICMP, and would hold for ten minutes.
+#[test]
+fn pods_make_no_vxlan_smaller() {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let world = World::running(config());
+    let mtu_after = |sender: &netlink::Netns, node: [u8; 4]| {
+        // Type, code and MTU, and of the VXLAN packet its IPv4, UDP and VXLAN headers.
+        let mut error = vec![3, 4, 0, 0, 0, 0, 0x02, 0x40];
+        error.extend([0x45, 0, 0x05, 0xdc, 0, 1, 0x40, 0, 64, 17, 0, 0]);
+        error.extend([192, 0, 2, 5, 192, 0, 2, 7, 0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0]);
+        error.extend([8, 0, 0, 0, 0, 0x4a, 0x08, 0]);
+        let words = error.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+        let sum: u32 = words.sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        error[2..4].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
+        let send = || {
+            let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
+            socket.send_to(&error, &SocketAddr::from((node, 0)).into()).unwrap();
+        };
+        sender.run(send).unwrap();
+        sh(&world.node, "ip route get 192.0.2.7").contains("mtu")
+    };
+    assert!(!mtu_after(&world.pod, [10, 200, 1, 1]));
+    assert!(mtu_after(&world.gw, [192, 0, 2, 5]), "those of the network count");
 }
 
 #[test]
@@ -228,6 +281,7 @@ fn published_ports_lead_to_no_vxlan_of_nodes() {
         add rule ip docker pre udp dport 6000 dnat to 192.0.2.7:4879;
         add rule ip docker pre udp dport 6001 dnat to 192.0.2.7:4878;
         add rule ip docker pre udp dport 6002 dnat to 10.200.1.2:4879;
+        add rule ip docker pre udp dport 6003 dnat to 10.200.1.1:4879;
         add rule ip docker post iifname eth0 oifname eth0 masquerade'",
     );
     sh(&world.gw, "ip link del overlay4");
@@ -241,6 +295,13 @@ fn published_ports_lead_to_no_vxlan_of_nodes() {
     eventually("other ports pass", SOON, || arrives(6001, ("192.0.2.7", 4878), &world.gw));
     assert!(arrives(6002, ("10.200.1.2", 4879), &world.pod), "a pod's own port");
     assert!(!arrives(6000, ("192.0.2.7", 4879), &world.gw));
+    // The node's own address among those of its pods: weft4 has that port.
+    sh(
+        &world.node,
+        "nft 'add table inet see; add chain inet see in { type filter hook input priority 400; };
+        add rule inet see in udp dport 4879 ct status dnat udp dport set 4878'",
+    );
+    assert!(!arrives(6003, ("10.200.1.1", 4878), &world.node));
 }
 
 /// An IP resource may lead a peer to a node, by way of one whose packets other nodes take for VXLAN.

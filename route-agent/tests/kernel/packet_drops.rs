@@ -114,7 +114,7 @@ fn output_that_drops_all_is_named_while_unreachable() {
     assert_eq!((world.problems(), world.reported().packet_drops), (Vec::new(), Vec::new()));
     sh(&world.node, "nft flush chain inet f c");
     world.names(
-        "chain inet f c drops packets of this node that it has no rule for",
+        "chain inet f c drops packets of this node that no rule of it accepts",
         "let its owner accept UDP port 4879 (VXLAN) and 12346 (overlay probes)",
     );
     assert_eq!(world.problems(), [""; 0], "its rules may let them pass");
