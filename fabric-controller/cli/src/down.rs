@@ -58,7 +58,8 @@ pub(crate) struct DownArgs {
     /// /var/lib/weft/CLUSTER, or /var/lib/weft/agent-NODE of a further host].
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     state_dir: Option<PathBuf>,
-    /// Wait for no agent, and refuse nothing: remove everything at once.
+    /// Wait for no agent, and refuse nothing: remove everything of this host at once. Other hosts keep
+    /// theirs until `weft down` there.
     #[arg(long)]
     now: bool,
     /// Remove the state directory too, with granted addresses, generated keys and the copies of Secrets.
