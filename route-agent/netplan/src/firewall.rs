@@ -134,7 +134,8 @@ impl Firewall {
 ///   Nor does VXLAN of pods leave for other hosts, where one that is masqueraded would be taken for the node's.
 ///   Gateways may be pods, and pods may send each other what they like.
 /// * VXLAN that is translated to this node's address is a gateway's, and any comes from the device that leads to its
-///   source: no pod can take another host's address. Uplinks are left out, since hosts may be reached by several, and
+///   source: no pod can take another host's address. Nor does anything from its port, whatever conntrack takes it for:
+///   a program on a node would answer to that port. Uplinks are left out, since hosts may be reached by several, and
 ///   addresses of pods where packets of pods come from other devices than routes lead to.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
@@ -185,10 +186,10 @@ impl fmt::Display for Firewall {
                     }
                 };
                 writeln!(f, "    udp dport 4879 {inside} jump forged_vxlan")?;
-                for errors in VXLAN_ERRORS {
-                    writeln!(f, "    {errors} fib daddr type local {inside} drop")?;
+                writeln!(f, "    udp sport 4879 {inside} jump forged_vxlan")?;
+                for too_big in VXLAN_TOO_BIG {
+                    writeln!(f, "    {too_big} {inside} drop")?;
                 }
-                writeln!(f, "    {FROM_VXLAN_PORT} {inside} jump from_vxlan_port")?;
                 f.write_str("    udp dport 4879 ct status dnat jump pods_only\n")?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
                 let local = by_length(&self.local_pods);
@@ -202,7 +203,6 @@ impl fmt::Display for Firewall {
             by_length(&self.pods).iter().try_for_each(|set| set.write(f, "saddr", "return"))?;
         }
         f.write_str("    fib saddr . iif oif missing drop\n  }\n")?;
-        f.write_str("  chain from_vxlan_port {\n    jump forged_vxlan\n    goto pods_only\n  }\n")?;
         f.write_str(MASQUERADED_VXLAN)?;
         let local = by_length(&self.local_pods);
         local.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
@@ -280,14 +280,13 @@ const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
     fib daddr type { local, broadcast, multicast } drop
 ";
 
-/// Datagrams that a program on a node, or a container with a published port, would answer to UDP 4879: that of a node or
-/// gateway, whose address they may have.
-const FROM_VXLAN_PORT: &str = "udp sport 4879 udp dport != 4879 ct state new";
-
-/// Errors about VXLAN: those of pods and containers would make the overlay's packets smaller.
-const VXLAN_ERRORS: [&str; 2] = [
-    "icmp type destination-unreachable @th,136,8 17 @th,240,16 4879",
+/// Errors of pods and containers that would make the overlay's packets smaller: about VXLAN, or about what has options or
+/// extension headers, behind which UDP ports are elsewhere.
+const VXLAN_TOO_BIG: [&str; 4] = [
+    "icmp type destination-unreachable icmp code 4 @th,136,8 17 @th,240,16 4879",
+    "icmp type destination-unreachable icmp code 4 @th,136,8 17 @th,64,8 != 0x45",
     "icmpv6 type packet-too-big @th,112,8 17 @th,400,16 4879",
+    "icmpv6 type packet-too-big @th,112,8 { 0, 43, 44, 60 }",
 ];
 
 const REFUSE: &str = "  counter refused {

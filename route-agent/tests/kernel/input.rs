@@ -202,7 +202,7 @@ fn masqueraded_vxlan_is_a_gateways_only() {
 
 /// A program on a node would send a node VXLAN by answering what seems to come from there.
 #[test]
-fn pods_ask_nobody_from_the_port_of_vxlan() {
+fn pods_send_nothing_from_vxlan_ports_of_others() {
     let world = World::running(config());
     let program = world.node.run(|| UdpSocket::bind("0.0.0.0:5355")).unwrap().unwrap();
     program.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -212,10 +212,14 @@ fn pods_ask_nobody_from_the_port_of_vxlan() {
         program.recv_from(&mut [0; 64]).is_ok()
     };
     eventually("other ports pass", SOON, || arrives("192.0.2.7:4878", "192.0.2.5"));
-    assert!(!arrives("10.200.1.2:4879", "10.200.1.1"));
-    assert!(!arrives("10.200.1.2:4879", "192.0.2.5"));
-    assert!(!arrives("192.0.2.7:4879", "192.0.2.5"));
-    assert!(!arrives("192.0.2.7:4879", "10.200.1.1"));
+    assert!(arrives("10.200.1.2:4879", "10.200.1.1"), "answers go to that pod");
+    assert!(arrives("10.200.1.2:4879", "192.0.2.5"));
+    for to in ["192.0.2.5", "10.200.1.1"] {
+        assert!(!arrives("192.0.2.7:4879", to), "{to}");
+    }
+    // As VXLAN of the node itself does, if its source port is that of the program.
+    program.send_to(b"datagram", "192.0.2.7:4879").unwrap();
+    assert!(!arrives("192.0.2.7:4879", "192.0.2.5"), "an answer, for conntrack");
 }
 
 /// What a program on another node answers is from a node, and goes to the port that a masquerade has chosen.
@@ -250,25 +254,33 @@ fn nothing_is_masqueraded_to_the_port_of_vxlan() {
 fn pods_make_no_vxlan_smaller() {
     use socket2::{Domain, Protocol, Socket, Type};
     let world = World::running(config());
-    let mtu_after = |sender: &netlink::Netns, node: [u8; 4]| {
-        // Type, code and MTU, and of the VXLAN packet its IPv4, UDP and VXLAN headers.
-        let mut error = vec![3, 4, 0, 0, 0, 0, 0x02, 0x40];
-        error.extend([0x45, 0, 0x05, 0xdc, 0, 1, 0x40, 0, 64, 17, 0, 0]);
-        error.extend([192, 0, 2, 5, 192, 0, 2, 7, 0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0]);
-        error.extend([8, 0, 0, 0, 0, 0x4a, 0x08, 0]);
-        let words = error.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-        let sum: u32 = words.sum();
-        let sum = (sum & 0xffff) + (sum >> 16);
-        error[2..4].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
-        let send = || {
-            let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
-            socket.send_to(&error, &SocketAddr::from((node, 0)).into()).unwrap();
-        };
-        sender.run(send).unwrap();
-        sh(&world.node, "ip route get 192.0.2.7").contains("mtu")
+    // The smaller of two errors about VXLAN between two hosts, one of them with an option in its IPv4 header.
+    let send = |sender: &netlink::Netns, [from, to]: [[u8; 4]; 2], by: [u8; 4]| {
+        for option in [vec![], vec![1, 1, 1, 0]] {
+            let length = u8::try_from(0x45 + option.len() / 4).unwrap();
+            // Type, code and MTU, and of the VXLAN packet its IPv4, UDP and VXLAN headers.
+            let mut error = vec![3, 4, 0, 0, 0, 0, 0x02, 0x40];
+            error.extend([length, 0, 0x05, 0xdc, 0, 1, 0x40, 0, 64, 17, 0, 0]);
+            error.extend(from.into_iter().chain(to).chain(option));
+            error.extend([0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0, 8, 0, 0, 0, 0, 0x4a, 0x08, 0]);
+            let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
+            let sum: u32 = error.chunks(2).map(word).sum();
+            let sum = (sum & 0xffff) + (sum >> 16);
+            error[2..4].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
+            let socket = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
+            let to = SocketAddr::from((by, 0)).into();
+            sender.run(|| socket().send_to(&error, &to).unwrap()).unwrap();
+        }
     };
-    assert!(!mtu_after(&world.pod, [10, 200, 1, 1]));
-    assert!(mtu_after(&world.gw, [192, 0, 2, 5]), "those of the network count");
+    let is_smaller =
+        |of: &netlink::Netns, to: &str| sh(of, &format!("ip route get {to}")).contains("mtu");
+    let (node, gateway) = ([192, 0, 2, 5], [192, 0, 2, 7]);
+    send(&world.pod, [node, gateway], [10, 200, 1, 1]);
+    assert!(!is_smaller(&world.node, "192.0.2.7"), "that of its own node");
+    send(&world.pod, [gateway, node], gateway);
+    assert!(!is_smaller(&world.gw, "192.0.2.5"), "that of another host");
+    send(&world.gw, [node, gateway], node);
+    assert!(is_smaller(&world.node, "192.0.2.7"), "those of the network count");
 }
 
 #[test]
