@@ -213,8 +213,8 @@ fn both(scene: &Scene, start: Instant, at_most: Duration) -> Result<[Duration; 2
     })
 }
 
-/// How late a thread that sleeps was woken meanwhile, altogether: the status cannot be sooner on a
-/// machine that has other things to do.
+/// Result of a measurement, and the lateness of all wake-ups of a sleeping thread meanwhile: the status
+/// cannot be sooner on a machine that has other things to do.
 fn with_lateness<T>(during: impl FnOnce() -> T) -> (T, Duration) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

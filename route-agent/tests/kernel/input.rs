@@ -222,7 +222,7 @@ fn pods_send_nothing_from_vxlan_ports_of_others() {
     assert!(!arrives("192.0.2.7:4879", "192.0.2.5"), "an answer, for conntrack");
 }
 
-/// What a program on another node answers is from a node, and goes to the port that a masquerade has chosen.
+/// Answers of a program on another node come from that node, and go to the port that a masquerade has chosen.
 #[test]
 fn nothing_is_masqueraded_to_the_port_of_vxlan() {
     let mut world = World::new();
@@ -254,7 +254,7 @@ fn nothing_is_masqueraded_to_the_port_of_vxlan() {
 fn pods_make_no_vxlan_smaller() {
     use socket2::{Domain, Protocol, Socket, Type};
     let world = World::running(config());
-    // The smaller of two errors about VXLAN between two hosts, one of them with an option in its IPv4 header.
+    // Two errors about VXLAN between two hosts: what the second quotes has options in its IPv4 header.
     let send = |sender: &netlink::Netns, [from, to]: [[u8; 4]; 2], by: [u8; 4]| {
         for option in [vec![], vec![1, 1, 1, 0]] {
             let length = u8::try_from(0x45 + option.len() / 4).unwrap();
