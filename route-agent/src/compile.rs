@@ -418,6 +418,7 @@ impl Compiler<'_> {
         firewall.exits.extend(exits.into_iter().map(str::to_owned));
         let uplinks = self.host_state.uplinks(self.config);
         firewall.uplinks.extend(uplinks.into_iter().map(str::to_owned));
+        firewall.underlay = self.host_state.underlay_networks(self.config);
         firewall.has_symmetric_pods = self.host_state.has_symmetric_pods(self.config);
         for map in &self.config.ips {
             firewall.targets.insert(map.external, map.target);

@@ -169,6 +169,12 @@ impl HostState {
         first.into_iter().flatten().filter_map(|route| route.dev.as_deref()).collect()
     }
 
+    /// Networks that the node's addresses are in.
+    pub(crate) fn underlay_networks(&self, config: &NodeConfigSpec) -> BTreeSet<Cidr> {
+        let own = self.addresses.iter().filter(|own| config.underlay.contains(&own.address));
+        own.filter_map(|own| Cidr::around(own.address, own.len)).collect()
+    }
+
     fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
         config.underlay.iter().filter_map(|address| self.device_of(*address)).collect()
     }

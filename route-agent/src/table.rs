@@ -93,6 +93,7 @@ fn same_nat(a: &Firewall, b: &Firewall) -> bool {
         links: Default::default(),
         exits: Default::default(),
         uplinks: Default::default(),
+        underlay: Default::default(),
         has_symmetric_pods: true,
         ..f.clone()
     };

@@ -49,6 +49,8 @@ pub struct Firewall {
     pub exits: BTreeSet<String>,
     /// Devices by which other hosts are reached.
     pub uplinks: BTreeSet<String>,
+    /// Networks of the node's underlay addresses.
+    pub underlay: BTreeSet<Cidr>,
     /// Packets of pods come from the devices that routes to those pods lead to.
     pub has_symmetric_pods: bool,
 }
@@ -89,6 +91,24 @@ impl Firewall {
 }
 
 impl Firewall {
+    /// Errors of pods and containers that would make the overlay's packets smaller. The kernel keeps a path's MTU by
+    /// its end, whatever protocol an error is about: those are meant that quote a packet to a host
+    /// of the underlay or a gateway (its destination is 8 + 16 bytes behind the error's IP header, 8 + 24 for IPv6), and
+    /// all that go to a gateway of this host.
+    fn write_too_big(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("  chain too_big {\n")?;
+        let is_pod = |ip: &&IpAddr| self.pods.iter().any(|pods| pods.contains(**ip));
+        let pods = self.vxlan_sources.iter().filter(is_pod).copied();
+        let links = self.links.iter().map(|link| link.address);
+        let gateways: BTreeSet<Cidr> = links.chain(pods).map(Cidr::host).collect();
+        by_length(&gateways).iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
+        let ends: BTreeSet<Cidr> = self.vxlan_sources.iter().copied().map(Cidr::host).collect();
+        by_length(&ends).iter().try_for_each(|set| set.write_quoted(f, "drop"))?;
+        by_length(&self.local_pods).iter().try_for_each(|set| set.write_quoted(f, "return"))?;
+        by_length(&self.underlay).iter().try_for_each(|set| set.write_quoted(f, "drop"))?;
+        f.write_str("  }\n")
+    }
+
     fn write_pods_stay(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cidrs = self.local_pods.iter().filter(|pods| **pods != Cidr::host(pods.address()));
         let pods = by_length(cidrs);
@@ -187,8 +207,8 @@ impl fmt::Display for Firewall {
                 };
                 writeln!(f, "    udp dport 4879 {inside} jump forged_vxlan")?;
                 writeln!(f, "    udp sport 4879 {inside} jump forged_vxlan")?;
-                for too_big in VXLAN_TOO_BIG {
-                    writeln!(f, "    {too_big} {inside} drop")?;
+                for error in TOO_BIG {
+                    writeln!(f, "    {error} iifname != \"lo\" {inside} jump too_big")?;
                 }
                 f.write_str("    udp dport 4879 ct status dnat jump pods_only\n")?;
                 probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
@@ -198,6 +218,7 @@ impl fmt::Display for Firewall {
             }
             writeln!(f, "  }}")?;
         }
+        self.write_too_big(f)?;
         f.write_str("  chain forged_vxlan {\n")?;
         if !self.has_symmetric_pods {
             by_length(&self.pods).iter().try_for_each(|set| set.write(f, "saddr", "return"))?;
@@ -210,6 +231,7 @@ impl fmt::Display for Firewall {
         f.write_str(VXLAN_OF_PODS)?;
         by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str("    drop\n  }\n")?;
+        f.write_str(OWN_VXLAN)?;
         f.write_str(REFUSE)?;
         let of_others = "iifname != { \"weft4\", \"weft6\" } drop";
         probed.iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
@@ -280,14 +302,17 @@ const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
     fib daddr type { local, broadcast, multicast } drop
 ";
 
-/// Errors of pods and containers that would make the overlay's packets smaller: about VXLAN, or about what has options or
-/// extension headers, behind which UDP ports are elsewhere.
-const VXLAN_TOO_BIG: [&str; 4] = [
-    "icmp type destination-unreachable icmp code 4 @th,136,8 17 @th,240,16 4879",
-    "icmp type destination-unreachable icmp code 4 @th,136,8 17 @th,64,8 != 0x45",
-    "icmpv6 type packet-too-big @th,112,8 17 @th,400,16 4879",
-    "icmpv6 type packet-too-big @th,112,8 { 0, 43, 44, 60 }",
-];
+const TOO_BIG: [&str; 2] =
+    ["icmp type destination-unreachable icmp code 4", "icmpv6 type packet-too-big"];
+
+/// VXLAN to this node is what it seems to be, whatever conntrack has kept from a time without this table: a container
+/// that was masqueraded to the port of VXLAN would get it for its answers.
+const OWN_VXLAN: &str = "  chain own_vxlan {
+    type filter hook prerouting priority -300; policy accept;
+    udp dport 4879 ip saddr @vxlan_v4 fib daddr type local notrack
+    udp dport 4879 ip6 saddr @vxlan_v6 fib daddr type local notrack
+  }
+";
 
 const REFUSE: &str = "  counter refused {
   }
@@ -303,6 +328,14 @@ const REFUSE: &str = "  counter refused {
     udp dport 4879 ip6 saddr != @vxlan_v6 drop
     iifname { \"weft4\", \"weft6\" } udp sport 12346 ct state != established drop
 ";
+
+/// An address as it stands in a packet.
+fn hex(address: &IpAddr) -> String {
+    match address {
+        IpAddr::V4(ip) => format!("{:#010x}", ip.to_bits()),
+        IpAddr::V6(ip) => format!("{:#034x}", ip.to_bits()),
+    }
+}
 
 /// Elements of a set of devices.
 fn quoted(devices: &BTreeSet<String>) -> String {
@@ -345,6 +378,17 @@ impl SameLength {
         let networks: Vec<String> = self.networks.iter().map(IpAddr::to_string).collect();
         let (family, mask, networks) = (self.family(), self.mask, networks.join(", "));
         writeln!(f, "    {family} {field} and {mask} {{ {networks} }} {verdict}")
+    }
+
+    /// The rule that does `verdict` to errors about packets to one of the prefixes.
+    fn write_quoted(&self, f: &mut fmt::Formatter<'_>, verdict: &str) -> fmt::Result {
+        let networks: Vec<String> = self.networks.iter().map(hex).collect();
+        let (mask, networks) = (hex(&self.mask), networks.join(", "));
+        let quoted = match self.is_ipv4() {
+            true => "meta nfproto ipv4 @th,192,32",
+            false => "meta nfproto ipv6 @th,256,128",
+        };
+        writeln!(f, "    {quoted} and {mask} {{ {networks} }} {verdict}")
     }
 }
 

@@ -24,9 +24,10 @@ fn the_firewall_table_is_the_golden_one() {
         full_masquerade: false,
         targets: [(ip("10.70.0.20"), ip("10.200.1.2"))].into(),
         masqueraded: [ip("10.70.0.20")].into(),
-        vxlan_sources: [ip("192.0.2.7"), ip("2001:db8::7")].into(),
+        vxlan_sources: [ip("192.0.2.7"), ip("2001:db8::7"), ip("10.200.1.9")].into(),
         exits: ["eth0".to_owned()].into(),
         uplinks: ["eth0".to_owned()].into(),
+        underlay: [cidr("192.0.2.0/24"), cidr("2001:db8::/64")].into(),
         has_symmetric_pods: true,
         ..Firewall::default()
     };

@@ -252,35 +252,104 @@ fn nothing_is_masqueraded_to_the_port_of_vxlan() {
 /// Such an error needs no right but that to send ICMP, and would hold for ten minutes.
 #[test]
 fn pods_make_no_vxlan_smaller() {
-    use socket2::{Domain, Protocol, Socket, Type};
     let world = World::running(config());
-    // Two errors about VXLAN between two hosts: what the second quotes has options in its IPv4 header.
-    let send = |sender: &netlink::Netns, [from, to]: [[u8; 4]; 2], by: [u8; 4]| {
-        for option in [vec![], vec![1, 1, 1, 0]] {
-            let length = u8::try_from(0x45 + option.len() / 4).unwrap();
-            // Type, code and MTU, and of the VXLAN packet its IPv4, UDP and VXLAN headers.
-            let mut error = vec![3, 4, 0, 0, 0, 0, 0x02, 0x40];
-            error.extend([length, 0, 0x05, 0xdc, 0, 1, 0x40, 0, 64, 17, 0, 0]);
-            error.extend(from.into_iter().chain(to).chain(option));
-            error.extend([0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0, 8, 0, 0, 0, 0, 0x4a, 0x08, 0]);
-            let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
-            let sum: u32 = error.chunks(2).map(word).sum();
-            let sum = (sum & 0xffff) + (sum >> 16);
-            error[2..4].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
-            let socket = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
-            let to = SocketAddr::from((by, 0)).into();
-            sender.run(|| socket().send_to(&error, &to).unwrap()).unwrap();
-        }
-    };
+    sh(&world.gw, "ip address add 2001:db8::7/64 dev eth0 nodad");
     let is_smaller =
-        |of: &netlink::Netns, to: &str| sh(of, &format!("ip route get {to}")).contains("mtu");
-    let (node, gateway) = ([192, 0, 2, 5], [192, 0, 2, 7]);
-    send(&world.pod, [node, gateway], [10, 200, 1, 1]);
-    assert!(!is_smaller(&world.node, "192.0.2.7"), "that of its own node");
-    send(&world.pod, [gateway, node], gateway);
-    assert!(!is_smaller(&world.gw, "192.0.2.5"), "that of another host");
-    send(&world.gw, [node, gateway], node);
-    assert!(is_smaller(&world.node, "192.0.2.7"), "those of the network count");
+        |of: &netlink::Netns, to: IpAddr| sh(of, &format!("ip route get {to}")).contains("mtu");
+    for [node, node_of_pods, gateway] in
+        [["192.0.2.5", "10.200.1.1", "192.0.2.7"], ["2001:db8::5", "fd00:200:1::1", "2001:db8::7"]]
+    {
+        let [node, node_of_pods, gateway] =
+            [node, node_of_pods, gateway].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let send = |sender: &netlink::Netns, ends: [IpAddr; 2], to: IpAddr| {
+            for error in errors(ends) {
+                let to = SocketAddr::new(to, 0).into();
+                sender.run(|| icmp(node.is_ipv4()).send_to(&error, &to).unwrap()).unwrap();
+            }
+        };
+        send(&world.pod, [node, gateway], node_of_pods);
+        send(&world.pod, [node, gateway], node);
+        assert!(!is_smaller(&world.node, gateway), "that of its own node to {gateway}");
+        send(&world.pod, [gateway, node], gateway);
+        assert!(!is_smaller(&world.gw, node), "that of another host to {node}");
+        send(&world.gw, [node, gateway], node);
+        assert!(is_smaller(&world.node, gateway), "those of the network count: {gateway}");
+    }
+}
+
+fn icmp(is_ipv4: bool) -> socket2::Socket {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let (domain, protocol) = match is_ipv4 {
+        true => (Domain::IPV4, Protocol::ICMPV4),
+        false => (Domain::IPV6, Protocol::ICMPV6),
+    };
+    Socket::new(domain, Type::RAW, Some(protocol)).unwrap()
+}
+
+/// Packets between two hosts were too big, as these errors tell: VXLAN, with options, too, and an ICMP answer.
+fn errors([from, to]: [IpAddr; 2]) -> Vec<Vec<u8>> {
+    let vxlan: &[u8] =
+        &[0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0, 8, 0, 0, 0, 0, 0x4a, 0x08, 0, 0, 0, 0, 0];
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let reply: &[u8] = &[0, 0, 0, 0, 0x12, 0x34, 0, 1];
+            let quotes = [(17, vxlan, &[][..]), (17, vxlan, &[1, 1, 1, 0]), (1, reply, &[])];
+            let errors = quotes.into_iter().map(|(protocol, payload, options)| {
+                let length = u8::try_from(0x45 + options.len() / 4).unwrap();
+                // Type, code, checksum, MTU; then the header of the packet.
+                let mut error = vec![3, 4, 0, 0, 0, 0, 0x02, 0x40];
+                error.extend([length, 0, 0x05, 0xdc, 0, 1, 0x40, 0, 64, protocol, 0, 0]);
+                error.extend(from.octets().into_iter().chain(to.octets()));
+                error.extend(options.iter().chain(payload));
+                let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
+                let sum: u32 = error.chunks(2).map(word).sum();
+                let sum = (sum & 0xffff) + (sum >> 16);
+                error[2..4].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
+                error
+            });
+            errors.collect()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let request: &[u8] = &[128, 0, 0, 0, 0x12, 0x34, 0, 1];
+            // The second has an authentication header before UDP's.
+            let authenticated = [&[17, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1][..], vxlan].concat();
+            let quotes = [(17, vxlan), (51, &authenticated), (58, request)];
+            let errors = quotes.into_iter().map(|(protocol, payload)| {
+                let mut error = vec![2, 0, 0, 0, 0, 0, 0x05, 0x00];
+                error.extend([0x60, 0, 0, 0, 0x05, 0xb4, protocol, 64]);
+                error.extend(from.octets().into_iter().chain(to.octets()));
+                error.extend(payload);
+                error
+            });
+            errors.collect()
+        }
+        _ => unreachable!("of one family"),
+    }
+}
+
+/// A container that has sent from the port of VXLAN before there were rules has answers coming, for conntrack.
+#[test]
+fn flows_older_than_the_rules_take_no_vxlan() {
+    let mut world = World::new();
+    sh(
+        &world.node,
+        "nft 'add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; };
+        add rule ip cni post ip saddr 10.200.1.0/24 oifname eth0 masquerade'",
+    );
+    sh(&world.gw, "ip link del overlay4");
+    let gateway = world.gw.run(|| UdpSocket::bind("192.0.2.7:5353")).unwrap().unwrap();
+    let pod = world.pod.run(|| UdpSocket::bind("10.200.1.2:4879")).unwrap().unwrap();
+    pod.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    pod.send_to(b"datagram", "192.0.2.7:5353").unwrap();
+    let receives = || {
+        gateway.send_to(b"vxlan", "192.0.2.5:4879").unwrap();
+        pod.recv_from(&mut [0; 64]).is_ok()
+    };
+    assert!(receives(), "without weft");
+    world.configure(config());
+    world.start(&[]);
+    world.settle();
+    assert!(!receives());
 }
 
 #[test]
