@@ -3,6 +3,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -98,8 +99,8 @@ pub struct FlowReport {
     pub longest_gap: Duration,
 }
 
-/// Sends a numbered datagram every `interval` for so long, while another thread collects the
-/// echoes. `during` runs meanwhile.
+/// Sends a numbered datagram every `interval` for so long, and until `during`, which runs meanwhile, is
+/// over, while another thread collects the echoes.
 pub fn udp_flow<T>(
     ns: &Netns,
     to: SocketAddr,
@@ -109,12 +110,15 @@ pub fn udp_flow<T>(
     let socket = open(ns, unspecified(to), 0)?;
     let sending = AtomicBool::new(true);
     let received = AtomicU64::new(0);
+    // Disconnected once `during` is over, even if that panics.
+    let (running, is_over) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let collector = scope.spawn(|| collect(&socket, &sending, &received));
-        let sender = scope.spawn(|| {
+        let (socket, sending, received) = (&socket, &sending, &received);
+        let collector = scope.spawn(move || collect(socket, sending, received));
+        let sender = scope.spawn(move || {
             let start = Instant::now();
             let mut sent = 0u64;
-            while start.elapsed() < for_long {
+            while start.elapsed() < for_long || is_over.try_recv() == Err(TryRecvError::Empty) {
                 let _ = socket.send_to(&sent.to_be_bytes(), to);
                 sent += 1;
                 let next = interval.saturating_mul(u32::try_from(sent).unwrap_or(u32::MAX));
@@ -129,7 +133,10 @@ pub fn udp_flow<T>(
             sending.store(false, Ordering::Relaxed);
             sent
         });
-        let value = during();
+        let value = {
+            let _running = running;
+            during()
+        };
         let sent = sender.join().expect("the sender does not panic");
         let (seen, mut report) = collector.join().expect("the collector does not panic");
         report.sent = sent;
@@ -187,5 +194,16 @@ mod tests {
         let pace = (Duration::from_millis(1), Duration::from_millis(50));
         let (report, answer) = udp_flow(&ns, to, pace, || 42).unwrap();
         assert!(report.sent > 10 && report.lost.is_empty() && answer == 42, "{report:?}");
+    }
+
+    #[test]
+    fn stream_lasts_as_long_as_what_runs_beside_it() {
+        let ns = Netns::new().unwrap();
+        let echo = UdpEcho::start(&ns, 0).unwrap();
+        let to = SocketAddr::from(([127, 0, 0, 1], echo.port()));
+        let pace = (Duration::from_millis(5), Duration::from_millis(50));
+        let beside = || std::thread::sleep(Duration::from_millis(500));
+        let (report, ()) = udp_flow(&ns, to, pace, beside).unwrap();
+        assert!(report.sent > 50 && report.lost.is_empty(), "{report:?}");
     }
 }
