@@ -141,7 +141,7 @@ async fn generated_key_is_private_and_outlives_gateway() {
     let text = fs::read_to_string(&path).unwrap();
     let line = text.lines().find(|line| line.contains("privateKey")).unwrap();
     let key = line.split_once(": ").unwrap().1.trim_matches(['"', '\'']);
-    for (file, content) in cluster.written() {
+    for (file, _, content) in cluster.written() {
         assert!(file == path || !content.contains(key), "{}", file.display());
     }
     cluster.remove("milan.yaml");

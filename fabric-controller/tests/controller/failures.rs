@@ -1,7 +1,8 @@
 //! Programs stop, files are wrong.
 
 use std::fs;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use crate::{Cluster, client_of, external_network, until};
 
@@ -30,6 +31,13 @@ async fn restart_writes_nothing_and_requests_nothing() {
     let port = || cluster.gateway("milan", "client").unwrap().spec.endpoint.unwrap().port;
     let took = until("an edit is published", || port() == 31000).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
+    // Nor did it begin to later on.
+    let of_turin = |mut files: Vec<(PathBuf, SystemTime, String)>| {
+        files.retain(|(path, ..)| path.to_string_lossy().contains("turin"));
+        files
+    };
+    assert_eq!(of_turin(cluster.written()), of_turin(written));
+    assert_eq!(cluster.ipam.taken.acquired(), requested);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ mod program;
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use fabric_api::fabric::{FabricRecord, GatewayConfig, NodeConfig, NodeConfigStatus, Records};
 use fabric_controller::control::Controller;
@@ -122,8 +122,8 @@ impl Cluster {
         at_once(self.store.problems()).iter().map(ToString::to_string).collect()
     }
 
-    /// Every file that weft wrote, with its content.
-    fn written(&self) -> Vec<(PathBuf, String)> {
+    /// Every file that weft wrote, with the time of that and its content.
+    fn written(&self) -> Vec<(PathBuf, SystemTime, String)> {
         let mut files = Vec::new();
         let mut folders = vec![self.path("run"), self.path("state")];
         while let Some(folder) = folders.pop() {
@@ -132,7 +132,8 @@ impl Cluster {
                 if path.is_dir() {
                     folders.push(path);
                 } else {
-                    files.push((path.clone(), fs::read_to_string(path).unwrap()));
+                    let at = fs::metadata(&path).unwrap().modified().unwrap();
+                    files.push((path.clone(), at, fs::read_to_string(path).unwrap()));
                 }
             }
         }
