@@ -102,7 +102,9 @@ fn refused_status_is_not_resent_on_every_event() {
     cluster.until("it is in force", || {
         let patch = ["patch", gateway[0], "server", "-n", namespace, "--dry-run=server"];
         let how = ["--subresource=status", "--type=merge", "-p", &probe];
-        cluster.server.kubectl(&[patch.as_slice(), how.as_slice()].concat(), "").err()
+        let refusal =
+            cluster.server.kubectl(&[patch.as_slice(), how.as_slice()].concat(), "").err()?;
+        refusal.contains("not in this namespace").then_some(())
     });
 
     cluster.run_pod("linz", "a", "n1", "10.200.1.31");
@@ -152,6 +154,7 @@ fn refused_deletion_backs_off_and_blocks_none() {
     sleep(Duration::from_secs(6));
     let writes = cluster.writes(namespace).split_off(before.len());
     assert!(writes.len() <= 2, "in six seconds: {writes:?}");
+    assert!(cluster.get(account[0], namespace, account[1]).is_some(), "it was not refused");
     drop(policy);
     let gone = || cluster.get(account[0], namespace, account[1]).is_none().then_some(());
     cluster.until("the account is gone", gone);
