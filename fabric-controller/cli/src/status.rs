@@ -85,13 +85,15 @@ Examples:
     weft status --peer milan --peer paris
     weft status --watch
     weft status --kubeconfig rome.yaml --context admin@rome
+    kubectl create clusterrolebinding status-for-ana --clusterrole=weft-status --user=ana
     weft status -o json | jq -e 'all(.peerings[]; .state == \"Connected\")'
     weft status -o json | jq -e '.problems == [] and all(.peerings[]; .state == \"Connected\")'";
 
 /// Show the peerings: state, latency, remapped prefixes, bytes, last handshake; and what is wrong.
 ///
 /// Of this host, or of a Kubernetes cluster. There it asks the API server alone, as a user who may
-/// list weft's and Liqo's resources, Deployments, pods and leases.
+/// list weft's and Liqo's resources, Deployments, pods and leases: the chart's ClusterRole
+/// `weft-status` permits all that is read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct StatusArgs {

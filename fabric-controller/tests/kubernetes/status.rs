@@ -14,6 +14,8 @@ use crate::cluster::{
     tenant, weft_program,
 };
 
+const STATUS_ROLE: &str = "../deploy/chart/templates/status-reader.yaml";
+
 /// A request is given up after 5 s, all of them together after 15.
 const BOUND: Duration = Duration::from_secs(12);
 
@@ -221,6 +223,23 @@ fn status_without_rights_names_missing_ones() {
     assert!(has_problem(&all, &["leases cannot be listed", "expected the verb list"]), "{all:#}");
     assert!(!has_problem(&all, &["ListMeta"]), "{all:#}");
     assert_eq!(all["clusterId"], "rome", "as it is published");
+}
+
+#[test]
+fn role_of_the_chart_is_all_that_status_needs() {
+    let Some(cluster) = cluster() else { return };
+    let template = fs::read_to_string(STATUS_ROLE).unwrap();
+    let (_, rules) = template.split_once("\nrules:").unwrap();
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "weft-status"}, "rules": serde_saphyr::from_str::<Value>(rules).unwrap()});
+    cluster.apply(&role);
+    let binding = ["create", "clusterrolebinding", "reader", "--clusterrole=weft-status"];
+    cluster.kubectl(&[&binding[..], &["--user=reader"]].concat(), "");
+    let user = cluster.server.user("reader");
+    let all: Value = cluster.until("the right counts", || {
+        serde_json::from_slice(&of(&user, &["-o", "json"]).stdout).ok()
+    });
+    assert!(!has_problem(&all, &["cannot", "list"]), "{all:#}");
 }
 
 #[test]

@@ -19,6 +19,8 @@ const WITHDRAWAL: &str = "liqo:liqo-withdrawal";
 const GATEWAY: &str = "tenant:gw-milan";
 /// Stands for the user of a peer, to whom liqoctl gives `liqo-peering-user`.
 const USER: &str = "liqo:user";
+/// Stands for a user to whom the administrator has given `weft-status`.
+const READER: &str = "liqo:reader";
 /// Account that nothing gives a right to.
 const NOBODY: &str = "liqo:default";
 
@@ -163,6 +165,15 @@ const RIGHTS: &[Row] = &[
     (USER, "tenant", "connections.networking.liqo.io", "", "get list"),
     (USER, "tenant", "gatewayservers.networking.liqo.io/status", "", "get"),
     (USER, "tenant", "gatewayclients.networking.liqo.io/status", "", "get"),
+    (READER, "", "configurations.networking.liqo.io", "", READ),
+    (READER, "", "connections.networking.liqo.io publickeies.networking.liqo.io", "", READ),
+    (READER, "", "gatewayservers.networking.liqo.io", "", READ),
+    (READER, "", "gatewayclients.networking.liqo.io", "", READ),
+    (READER, "", "networks.ipam.liqo.io ips.ipam.liqo.io", "", READ),
+    (READER, "", "gatewayconfigs.fabric.weft.dev nodeconfigs.fabric.weft.dev", "", READ),
+    (READER, "", "fabricrecords.fabric.weft.dev", "", READ),
+    (READER, "", "nodes pods deployments.apps", "", "list"),
+    (READER, "", "leases.coordination.k8s.io", "weft-fabric-controller", "list"),
 ];
 
 /// Right of the withdrawal with `withdrawal.keepPrefixes`.
@@ -188,7 +199,7 @@ pub(super) fn holds(release: &Release) {
 fn has_rows(release: &Release, rows: &[Row]) {
     let every = token_of(release, NOBODY);
     let every = NAMESPACES.map(|namespace| listed(release, &every, namespace));
-    for account in [CONTROLLER, IPAM, AGENT, WITHDRAWAL, GATEWAY, USER] {
+    for account in [CONTROLLER, IPAM, AGENT, WITHDRAWAL, GATEWAY, USER, READER] {
         let token = token_of(release, account);
         for (namespace, every) in NAMESPACES.iter().zip(&every) {
             let wants = rights(rows, account, namespace);
@@ -232,6 +243,7 @@ fn prepare(release: &Release) {
         json!({"apiVersion": "v1", "kind": "ServiceAccount",
             "metadata": metadata("gw-milan", "tenant")}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata("user", "liqo")}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata("reader", "liqo")}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount",
             "metadata": metadata("default", "liqo")}),
         json!({"apiVersion": format!("{group}/v1"), "kind": "Role",
@@ -239,6 +251,9 @@ fn prepare(release: &Release) {
         binding(GATEWAY, "Role", "gw-milan", "tenant"),
         binding(USER, "Role", "liqo-peering-user", "liqo"),
         binding(USER, "ClusterRole", "liqo-peering-user", "tenant"),
+        json!({"apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding",
+            "metadata": {"name": "reader"}, "subjects": [account(READER)],
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "weft-status"}}),
     ]);
 }
 
