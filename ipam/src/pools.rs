@@ -132,16 +132,22 @@ impl Pools {
         Ok(granted)
     }
 
-    /// Gives `cidr` back once; with its last holder its addresses go too. False if nobody held it.
+    /// Gives `cidr` back once. Its addresses stay taken until each is given back. False if nobody held it.
     pub(crate) fn release(&mut self, cidr: Cidr) -> bool {
         let Some(holding) = self.taken.get_mut(&cidr) else { return false };
         let count = if holding.shared > 0 { &mut holding.shared } else { &mut holding.exclusive };
         *count = count.saturating_sub(1);
         if holding.holders() == 0 {
-            self.taken.remove(&cidr);
-            self.addresses.remove(&cidr);
+            self.vacate(cidr);
         }
         true
+    }
+
+    fn vacate(&mut self, cidr: Cidr) {
+        self.taken.remove(&cidr);
+        if self.addresses.get(&cidr).is_some_and(Addresses::is_empty) {
+            self.addresses.remove(&cidr);
+        }
     }
 
     /// True if `cidr` lies in a pool and overlaps nothing that is taken.
@@ -180,10 +186,7 @@ impl Pools {
             Some(holding) => {
                 self.taken.insert(cidr, holding);
             }
-            None => {
-                self.taken.remove(&cidr);
-                self.addresses.remove(&cidr);
-            }
+            None => self.vacate(cidr),
         }
     }
 

@@ -85,6 +85,23 @@ fn fresh_release_is_not_undone_by_old_resource() {
     assert!(!ledger.is_available(cidr("10.70.0.0/16")), "it never went away after all");
 }
 
+/// As when Liqo is removed, and weft puts the Network in its place that it had taken along.
+#[test]
+fn address_outlives_its_network_that_is_put_back() {
+    let start = Instant::now();
+    let mut ledger = ledger();
+    let networks = || vec![network("internal", "10.70.0.0/16", false)];
+    let stored = claims(networks(), vec![ip("x", "10.70.0.0", "10.70.0.0/16")]);
+    ledger.reconcile(&stored, start);
+    assert!(ledger.release(cidr("10.70.0.0/16"), start));
+    assert_eq!(acquire(&mut ledger, "10.70.0.0/16", RequestMode::Mutable, start), "10.70.0.0/16");
+    let next = ledger.acquire_address(cidr("10.70.0.0/16"), Search::FromStart, start);
+    assert_eq!(next.unwrap().to_string(), "10.70.0.1");
+    ledger.reconcile(&claims(networks(), vec![]), start);
+    let first = [10, 70, 0, 0].into();
+    assert!(!ledger.pools.is_issued(cidr("10.70.0.0/16"), first), "its IP is gone");
+}
+
 #[test]
 fn shared_counts_follow_the_store() {
     let start = Instant::now();

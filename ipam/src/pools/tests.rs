@@ -162,11 +162,18 @@ fn addresses_need_exactly_the_prefix_that_is_held() {
 }
 
 #[test]
-fn released_prefix_loses_its_addresses() {
+fn released_prefix_keeps_its_addresses() {
     let mut pools = liqos();
+    let prefix = cidr("10.70.0.0/16");
     pools.mutable("10.70.0.0/16");
-    pools.acquire_address(cidr("10.70.0.0/16"), Search::FromStart).unwrap();
+    let first = pools.acquire_address(prefix, Search::FromStart).unwrap();
     pools.give_back("10.70.0.0/16");
+    assert!(pools.free("10.70.0.0/16"));
+    pools.mutable("10.70.0.0/16");
+    let next = pools.acquire_address(prefix, Search::FromStart).unwrap();
+    assert_ne!(next, first, "its IP is still there");
+    pools.give_back("10.70.0.0/16");
+    assert!(pools.release_address(prefix, first) && pools.release_address(prefix, next));
     assert_eq!(pools, liqos());
 }
 
@@ -235,7 +242,7 @@ impl Model {
         match change {
             Change::Set(holding) => {
                 pools.set(prefix, *holding);
-                self.hold(*holding);
+                self.holding = *holding;
             }
             Change::Share(pre_allocated) => {
                 let (mode, pre_allocated) = (RequestMode::Shared, *pre_allocated);
@@ -245,7 +252,7 @@ impl Model {
                 if granted.is_ok() {
                     holding.shared += 1;
                     holding.pre_allocated = holding.pre_allocated.max(pre_allocated);
-                    self.hold(Some(holding));
+                    self.holding = Some(holding);
                 }
             }
             Change::Release => {
@@ -256,7 +263,7 @@ impl Model {
                     0 => holding.exclusive -= 1,
                     _ => holding.shared -= 1,
                 }
-                self.hold(Some(holding).filter(|holding| holding.holders() > 0));
+                self.holding = Some(holding).filter(|holding| holding.holders() > 0);
             }
             Change::Adopt(n) => {
                 pools.adopt_address(prefix, address(n));
@@ -266,13 +273,6 @@ impl Model {
                 let was_taken = self.addresses.remove(&address(n));
                 assert_eq!(pools.release_address(prefix, address(n)), was_taken);
             }
-        }
-    }
-
-    fn hold(&mut self, holding: Option<Holding>) {
-        self.holding = holding;
-        if holding.is_none() {
-            self.addresses.clear();
         }
     }
 }
@@ -332,9 +332,6 @@ impl Granted {
                 // Pre-allocated addresses stay so while others hold the prefix.
                 let others = self.prefixes.iter_mut().filter(|(other, ..)| *other == cidr);
                 others.for_each(|(_, _, n)| *n = skip.max(*n));
-                if !self.prefixes.iter().any(|(other, ..)| *other == cidr) {
-                    self.addresses.retain(|(from, _)| *from != cidr);
-                }
             }
             Step::AcquireAddress(pick) if !self.prefixes.is_empty() => {
                 let (cidr, ..) = self.prefixes[pick.index(self.prefixes.len())];
@@ -473,6 +470,9 @@ proptest! {
         }
         for (cidr, ..) in granted.prefixes {
             prop_assert!(pools.release(cidr));
+        }
+        for (cidr, address) in granted.addresses {
+            prop_assert!(pools.release_address(cidr, address));
         }
         prop_assert_eq!(pools, small_pools());
     }
