@@ -86,9 +86,9 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     if !refused.is_empty() {
         let all: Vec<_> = refused.into_iter().collect();
         bail!(
-            "it does not let this user list {}; expected the ClusterRole weft-status of the chart, or the \
-             verb list on them in all namespaces, and on pods, networks, ips, publickeies and nodes to see \
-             more",
+            "it does not let this user list {}; expected the verb list on them in all namespaces, \
+             and on pods, networks, ips, publickeies and nodes to see more: the chart's ClusterRole \
+             weft-status has all of these",
             all.join(", ")
         );
     }
