@@ -14,6 +14,7 @@ use crate::cluster::{
     tenant, weft_program,
 };
 
+/// Its rules have nothing for Helm to fill in.
 const STATUS_ROLE: &str = "../deploy/chart/templates/status-reader.yaml";
 
 /// A request is given up after 5 s, all of them together after 15.
@@ -230,8 +231,9 @@ fn role_of_the_chart_is_all_that_status_needs() {
     let Some(cluster) = cluster() else { return };
     let template = fs::read_to_string(STATUS_ROLE).unwrap();
     let (_, rules) = template.split_once("\nrules:").unwrap();
+    let rules: Value = serde_saphyr::from_str(rules).unwrap();
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "metadata": {"name": "weft-status"}, "rules": serde_saphyr::from_str::<Value>(rules).unwrap()});
+        "metadata": {"name": "weft-status"}, "rules": rules});
     cluster.apply(&role);
     let binding = ["create", "clusterrolebinding", "reader", "--clusterrole=weft-status"];
     cluster.kubectl(&[&binding[..], &["--user=reader"]].concat(), "");

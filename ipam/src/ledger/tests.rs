@@ -85,7 +85,7 @@ fn fresh_release_is_not_undone_by_old_resource() {
     assert!(!ledger.is_available(cidr("10.70.0.0/16")), "it never went away after all");
 }
 
-/// As when Liqo is removed, and weft puts the Network in its place that it had taken along.
+/// Liqo's removal takes the Network along, and weft puts another in its place.
 #[test]
 fn address_outlives_its_network_that_is_put_back() {
     let start = Instant::now();

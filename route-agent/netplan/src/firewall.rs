@@ -91,10 +91,11 @@ impl Firewall {
 }
 
 impl Firewall {
-    /// Errors of pods and containers that would make the overlay's packets smaller. The kernel keeps a path's MTU by
-    /// its end, whatever protocol an error is about: those are meant that quote a packet to a host
-    /// of the underlay or a gateway (its destination is 8 + 16 bytes behind the error's IP header, 8 + 24 for IPv6), and
-    /// all that go to a gateway of this host.
+    /// Drops errors of pods and containers that would make the overlay's packets smaller.
+    ///
+    /// The kernel keeps a path's MTU by its end, whatever protocol an error is about. So what counts is the destination
+    /// of the packet that it quotes (8 + 16 bytes behind the error's IP header, 8 + 24 for IPv6): a gateway, or a host
+    /// of the underlay. Gateways send to any node, so none of these errors gets to one.
     fn write_too_big(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("  chain too_big {\n")?;
         let is_pod = |ip: &&IpAddr| self.pods.iter().any(|pods| pods.contains(**ip));
@@ -302,6 +303,7 @@ const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
     fib daddr type { local, broadcast, multicast } drop
 ";
 
+/// Errors with the size that would pass. The host's own come by `lo`.
 const TOO_BIG: [&str; 2] =
     ["icmp type destination-unreachable icmp code 4", "icmpv6 type packet-too-big"];
 

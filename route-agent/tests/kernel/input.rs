@@ -286,7 +286,7 @@ fn icmp(is_ipv4: bool) -> socket2::Socket {
     Socket::new(domain, Type::RAW, Some(protocol)).unwrap()
 }
 
-/// Packets between two hosts were too big, as these errors tell: VXLAN, with options, too, and an ICMP answer.
+/// "Too big" about packets between two hosts: VXLAN, the same behind options or another header, and ICMP.
 fn errors([from, to]: [IpAddr; 2]) -> Vec<Vec<u8>> {
     let vxlan: &[u8] =
         &[0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0, 8, 0, 0, 0, 0, 0x4a, 0x08, 0, 0, 0, 0, 0];
@@ -327,7 +327,7 @@ fn errors([from, to]: [IpAddr; 2]) -> Vec<Vec<u8>> {
     }
 }
 
-/// A container that has sent from the port of VXLAN before there were rules has answers coming, for conntrack.
+/// To conntrack, VXLAN for a node is the answer to what a masqueraded container has sent from that port.
 #[test]
 fn flows_older_than_the_rules_take_no_vxlan() {
     let mut world = World::new();
