@@ -177,6 +177,9 @@ fn status_shows_all_that_gateway_reports() {
 fn status_finds_weft_in_any_namespace() {
     const ELSEWHERE: &str = "default";
     let Some((_turn, cluster)) = cluster_alone() else { return };
+    // Nothing shows weft before the first controller has its Lease.
+    let admin = cluster.server.admin();
+    cluster.until("weft is there", || (of(&admin, &[]).status.code() != Some(4)).then_some(()));
     let missing = || has_problem(&observed(cluster), &["fabric-controller: it has no pod"]);
     cluster.until("none runs", || missing().then_some(()));
     run_in(cluster, ELSEWHERE, ["c", "fabric-controller", "n1"]);
