@@ -3,10 +3,15 @@ use std::net::IpAddr;
 use netlink::conntrack::Flow;
 use netplan::Firewall;
 
+use crate::names::VXLAN_PORT;
+
 /// True for a tracked connection that is not translated as `firewall` would: it was made while
 /// our table was missing, and since NAT looks at a connection's first packet only, it would stay
 /// broken for good.
 pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
+    if takes_vxlan(firewall, flow) {
+        return true;
+    }
     let to = flow.reply.source;
     if firewall.peers.iter().chain(&firewall.probed).any(|peer| peer.contains(to)) {
         let source = translated_source(firewall, flow.original.source);
@@ -14,6 +19,21 @@ pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
     }
     let target = firewall.targets.get(&flow.original.destination);
     target.is_some_and(|target| to != *target)
+}
+
+/// True for UDP from or to the port of VXLAN that our table lets not begin so: of a masqueraded container, whose answer
+/// VXLAN for this node would be, and to whose port VXLAN of this node would give way, and of this node from a port
+/// that gave way.
+fn takes_vxlan(firewall: &Firewall, flow: &Flow) -> bool {
+    let (Some(original), Some(reply)) = (flow.original.udp_ports, flow.reply.udp_ports) else {
+        return false;
+    };
+    let source = flow.original.source;
+    let is_changed = match flow.reply.destination == source {
+        true => original[0] != reply[1],
+        false => !firewall.vxlan_sources.contains(&source),
+    };
+    is_changed && reply.contains(&VXLAN_PORT)
 }
 
 /// `None` if there is no address to give it.

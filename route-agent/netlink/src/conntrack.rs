@@ -9,9 +9,9 @@ use crate::{NetlinkError, Netns};
 /// A tracked connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Addresses of its first packet, as it came.
+    /// Ends of its first packet, as it came.
     pub original: Tuple,
-    /// Addresses of an answer, as it comes: what differs is translated.
+    /// Ends of an answer, as it comes: what differs is translated.
     pub reply: Tuple,
     /// Attributes that identify the flow to the kernel.
     name: Vec<u8>,
@@ -21,6 +21,8 @@ pub struct Flow {
 pub struct Tuple {
     pub source: IpAddr,
     pub destination: IpAddr,
+    /// Source and destination port, if it is UDP.
+    pub udp_ports: Option<[u16; 2]>,
 }
 
 const GET: Kind = Kind(1, 1);
@@ -74,5 +76,12 @@ fn tuple(body: &[u8]) -> Option<Tuple> {
     let ip = attribute(body, 1)?;
     let v4 = |kind| Some(IpAddr::from(<[u8; 4]>::try_from(attribute(ip, kind)?).ok()?));
     let v6 = |kind| Some(IpAddr::from(<[u8; 16]>::try_from(attribute(ip, kind)?).ok()?));
-    Some(Tuple { source: v4(1).or_else(|| v6(3))?, destination: v4(2).or_else(|| v6(4))? })
+    let protocol = attribute(body, 2)?;
+    let is_udp = attribute(protocol, 1)? == [libc::IPPROTO_UDP as u8];
+    let port = |kind| Some(u16::from_be_bytes(attribute(protocol, kind)?.try_into().ok()?));
+    Some(Tuple {
+        source: v4(1).or_else(|| v6(3))?,
+        destination: v4(2).or_else(|| v6(4))?,
+        udp_ports: if is_udp { Some([port(2)?, port(3)?]) } else { None },
+    })
 }

@@ -99,14 +99,42 @@ impl Firewall {
     fn write_too_big(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("  chain too_big {\n")?;
         let is_pod = |ip: &&IpAddr| self.pods.iter().any(|pods| pods.contains(**ip));
-        let pods = self.vxlan_sources.iter().filter(is_pod).copied();
-        let links = self.links.iter().map(|link| link.address);
-        let gateways: BTreeSet<Cidr> = links.chain(pods).map(Cidr::host).collect();
-        by_length(&gateways).iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
+        let pods: BTreeSet<Cidr> =
+            self.vxlan_sources.iter().filter(is_pod).copied().map(Cidr::host).collect();
+        by_length(&pods).iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
         let ends: BTreeSet<Cidr> = self.vxlan_sources.iter().copied().map(Cidr::host).collect();
         by_length(&ends).iter().try_for_each(|set| set.write_quoted(f, "drop"))?;
         by_length(&self.local_pods).iter().try_for_each(|set| set.write_quoted(f, "return"))?;
         by_length(&self.underlay).iter().try_for_each(|set| set.write_quoted(f, "drop"))?;
+        f.write_str("  }\n")
+    }
+
+    /// Drops errors to gateways by their links, and about packets to them, of which there are none: packets of others
+    /// are for this host, and its own cannot be too big for a link.
+    fn write_errors_of_links(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let links: BTreeSet<Cidr> =
+            self.links.iter().map(|link| Cidr::host(link.address)).collect();
+        f.write_str("  chain errors_of_links {\n")?;
+        for set in by_length(&links) {
+            set.write(f, "daddr", "drop")?;
+            set.write_quoted(f, "drop")?;
+        }
+        f.write_str("  }\n")
+    }
+
+    /// Drops errors of containers about answers to themselves: once translated, these are about answers to this host, and
+    /// another one of its network would make its VXLAN to a gateway here smaller.
+    fn write_masqueraded_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.links.is_empty() {
+            return Ok(());
+        }
+        f.write_str(
+            "  chain masqueraded_errors {\n    type filter hook postrouting priority 101; policy accept;\n",
+        )?;
+        for set in by_length(&self.underlay) {
+            let error = TOO_BIG[usize::from(!set.is_ipv4())];
+            set.write(f, "daddr", &format!("{error} meta iif != 0 fib saddr type local drop"))?;
+        }
         f.write_str("  }\n")
     }
 
@@ -209,6 +237,8 @@ impl fmt::Display for Firewall {
                 writeln!(f, "    udp dport 4879 {inside} jump forged_vxlan")?;
                 writeln!(f, "    udp sport 4879 {inside} jump forged_vxlan")?;
                 for error in TOO_BIG {
+                    let links = "iifname != \"weft-*\" jump errors_of_links";
+                    writeln!(f, "    {error} iifname != \"lo\" {links}")?;
                     writeln!(f, "    {error} iifname != \"lo\" {inside} jump too_big")?;
                 }
                 f.write_str("    udp dport 4879 ct status dnat jump pods_only\n")?;
@@ -219,6 +249,7 @@ impl fmt::Display for Firewall {
             }
             writeln!(f, "  }}")?;
         }
+        self.write_errors_of_links(f)?;
         self.write_too_big(f)?;
         f.write_str("  chain forged_vxlan {\n")?;
         if !self.has_symmetric_pods {
@@ -232,7 +263,7 @@ impl fmt::Display for Firewall {
         f.write_str(VXLAN_OF_PODS)?;
         by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str("    drop\n  }\n")?;
-        f.write_str(OWN_VXLAN)?;
+        self.write_masqueraded_errors(f)?;
         f.write_str(REFUSE)?;
         let of_others = "iifname != { \"weft4\", \"weft6\" } drop";
         probed.iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
@@ -306,15 +337,6 @@ const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
 /// Errors with the size that would pass. The host's own come by `lo`.
 const TOO_BIG: [&str; 2] =
     ["icmp type destination-unreachable icmp code 4", "icmpv6 type packet-too-big"];
-
-/// VXLAN to this node is what it seems to be, whatever conntrack has kept from a time without this table: a container
-/// that was masqueraded to the port of VXLAN would get it for its answers.
-const OWN_VXLAN: &str = "  chain own_vxlan {
-    type filter hook prerouting priority -300; policy accept;
-    udp dport 4879 ip saddr @vxlan_v4 fib daddr type local notrack
-    udp dport 4879 ip6 saddr @vxlan_v6 fib daddr type local notrack
-  }
-";
 
 const REFUSE: &str = "  counter refused {
   }

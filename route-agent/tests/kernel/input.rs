@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{GatewayProbe, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe};
 
 use crate::node::{PEER_V6, World, config, eventually, sh};
-use crate::policy::{BACKENDS, DENIED, SOON, guarded, reaches, reaches_at};
+use crate::policy::{BACKENDS, DENIED, SOON, guarded, reached_from_peer, reaches, reaches_at};
 
 #[test]
 fn input_catch_all_lets_vxlan_pass_and_its_drop_holds() {
@@ -249,87 +249,10 @@ fn nothing_is_masqueraded_to_the_port_of_vxlan() {
     assert_eq!(arrives(&world, ("10.200.1.2", 7)), None);
 }
 
-/// Such an error needs no right but that to send ICMP, and would hold for ten minutes.
+/// To conntrack, VXLAN for a node is the answer to what a masqueraded container has sent from that port, and a source
+/// port of the node's own VXLAN taken by what one has sent to it.
 #[test]
-fn pods_make_no_vxlan_smaller() {
-    let world = World::running(config());
-    sh(&world.gw, "ip address add 2001:db8::7/64 dev eth0 nodad");
-    let is_smaller =
-        |of: &netlink::Netns, to: IpAddr| sh(of, &format!("ip route get {to}")).contains("mtu");
-    for [node, node_of_pods, gateway] in
-        [["192.0.2.5", "10.200.1.1", "192.0.2.7"], ["2001:db8::5", "fd00:200:1::1", "2001:db8::7"]]
-    {
-        let [node, node_of_pods, gateway] =
-            [node, node_of_pods, gateway].map(|ip| ip.parse::<IpAddr>().unwrap());
-        let send = |sender: &netlink::Netns, ends: [IpAddr; 2], to: IpAddr| {
-            for error in errors(ends) {
-                let to = SocketAddr::new(to, 0).into();
-                sender.run(|| icmp(node.is_ipv4()).send_to(&error, &to).unwrap()).unwrap();
-            }
-        };
-        send(&world.pod, [node, gateway], node_of_pods);
-        send(&world.pod, [node, gateway], node);
-        assert!(!is_smaller(&world.node, gateway), "that of its own node to {gateway}");
-        send(&world.pod, [gateway, node], gateway);
-        assert!(!is_smaller(&world.gw, node), "that of another host to {node}");
-        send(&world.gw, [node, gateway], node);
-        assert!(is_smaller(&world.node, gateway), "those of the network count: {gateway}");
-    }
-}
-
-fn icmp(is_ipv4: bool) -> socket2::Socket {
-    use socket2::{Domain, Protocol, Socket, Type};
-    let (domain, protocol) = match is_ipv4 {
-        true => (Domain::IPV4, Protocol::ICMPV4),
-        false => (Domain::IPV6, Protocol::ICMPV6),
-    };
-    Socket::new(domain, Type::RAW, Some(protocol)).unwrap()
-}
-
-/// "Too big" about packets between two hosts: VXLAN, the same behind options or another header, and ICMP.
-fn errors([from, to]: [IpAddr; 2]) -> Vec<Vec<u8>> {
-    let vxlan: &[u8] =
-        &[0x80, 0, 0x13, 0x0f, 0x05, 0xc8, 0, 0, 8, 0, 0, 0, 0, 0x4a, 0x08, 0, 0, 0, 0, 0];
-    match (from, to) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let reply: &[u8] = &[0, 0, 0, 0, 0x12, 0x34, 0, 1];
-            let quotes = [(17, vxlan, &[][..]), (17, vxlan, &[1, 1, 1, 0]), (1, reply, &[])];
-            let errors = quotes.into_iter().map(|(protocol, payload, options)| {
-                let length = u8::try_from(0x45 + options.len() / 4).unwrap();
-                // Type, code, checksum, MTU; then the header of the packet.
-                let mut error = vec![3, 4, 0, 0, 0, 0, 0x02, 0x40];
-                error.extend([length, 0, 0x05, 0xdc, 0, 1, 0x40, 0, 64, protocol, 0, 0]);
-                error.extend(from.octets().into_iter().chain(to.octets()));
-                error.extend(options.iter().chain(payload));
-                let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
-                let sum: u32 = error.chunks(2).map(word).sum();
-                let sum = (sum & 0xffff) + (sum >> 16);
-                error[2..4].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
-                error
-            });
-            errors.collect()
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let request: &[u8] = &[128, 0, 0, 0, 0x12, 0x34, 0, 1];
-            // The second has an authentication header before UDP's.
-            let authenticated = [&[17, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1][..], vxlan].concat();
-            let quotes = [(17, vxlan), (51, &authenticated), (58, request)];
-            let errors = quotes.into_iter().map(|(protocol, payload)| {
-                let mut error = vec![2, 0, 0, 0, 0, 0, 0x05, 0x00];
-                error.extend([0x60, 0, 0, 0, 0x05, 0xb4, protocol, 64]);
-                error.extend(from.octets().into_iter().chain(to.octets()));
-                error.extend(payload);
-                error
-            });
-            errors.collect()
-        }
-        _ => unreachable!("of one family"),
-    }
-}
-
-/// To conntrack, VXLAN for a node is the answer to what a masqueraded container has sent from that port.
-#[test]
-fn flows_older_than_the_rules_take_no_vxlan() {
+fn flows_older_than_the_rules_change_no_vxlan() {
     let mut world = World::new();
     sh(
         &world.node,
@@ -337,19 +260,50 @@ fn flows_older_than_the_rules_take_no_vxlan() {
         add rule ip cni post ip saddr 10.200.1.0/24 oifname eth0 masquerade'",
     );
     sh(&world.gw, "ip link del overlay4");
-    let gateway = world.gw.run(|| UdpSocket::bind("192.0.2.7:5353")).unwrap().unwrap();
-    let pod = world.pod.run(|| UdpSocket::bind("10.200.1.2:4879")).unwrap().unwrap();
-    pod.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let bound = |netns: &netlink::Netns, to: &str| {
+        let socket = netns.run(|| UdpSocket::bind(to)).unwrap().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        socket
+    };
+    let gateway = bound(&world.gw, "192.0.2.7:5353");
+    let pod = bound(&world.pod, "10.200.1.2:4879");
     pod.send_to(b"datagram", "192.0.2.7:5353").unwrap();
     let receives = || {
         gateway.send_to(b"vxlan", "192.0.2.5:4879").unwrap();
         pod.recv_from(&mut [0; 64]).is_ok()
     };
-    assert!(receives(), "without weft");
+    let vxlan = bound(&world.gw, "192.0.2.7:4879");
+    bound(&world.pod, "10.200.1.2:40000").send_to(b"datagram", "192.0.2.7:4879").unwrap();
+    let source = |of: &UdpSocket| {
+        of.send_to(b"vxlan", "192.0.2.7:4879").unwrap();
+        vxlan.recv_from(&mut [0; 64]).unwrap().1.port()
+    };
+    assert_eq!(vxlan.recv_from(&mut [0; 64]).unwrap().1.port(), 40_000, "as the pod chose it");
+    let node = bound(&world.node, "192.0.2.5:40000");
+    assert!(receives() && source(&node) != 40_000, "without weft");
+    drop(node);
+    sh(&world.node, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30");
     world.configure(config());
     world.start(&[]);
     world.settle();
     assert!(!receives());
+    assert_eq!(source(&bound(&world.node, "192.0.2.5:40000")), 40_000);
+}
+
+/// Neither VXLAN nor the errors about it are strangers to conntrack.
+#[test]
+fn firewalls_of_connections_let_vxlan_pass() {
+    let rules = "ct state { invalid, untracked } drop";
+    let hooks = ["input", "output"].map(|hook| {
+        format!(
+            "add chain inet f {hook} {{ type filter hook {hook} priority 0; }}; add rule inet f {hook} {rules}"
+        )
+    });
+    let world = guarded(&format!("nft 'add table inet f; {}'", hooks.join("; ")), &[]);
+    assert!(reaches(&world, 8080));
+    let reached = || reached_from_peer(&world, 8081);
+    eventually("the pod is reached", SOON, reached);
+    assert_eq!(world.problems(), [""; 0]);
 }
 
 #[test]

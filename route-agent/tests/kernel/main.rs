@@ -20,3 +20,4 @@ mod records;
 mod refusal;
 mod tables;
 mod take_over;
+mod too_big;

@@ -43,7 +43,7 @@ fn config_is_applied_to_kernel() {
     let chains = json(&world.node, "nft -j list table inet weft");
     let hooks =
         chains["nftables"].as_array().unwrap().iter().filter_map(|o| o["chain"]["hook"].as_str());
-    assert_eq!(hooks.count(), 11);
+    assert_eq!(hooks.count(), 10);
 }
 
 #[test]
