@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-pub use crate::programs::{built, skip, start_program};
+pub use crate::programs::{built, skip, skip_disturbed, start_program};
 
 use crate::programs::{found, keep, run};
 

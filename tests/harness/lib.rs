@@ -16,7 +16,7 @@ mod wait;
 
 pub mod traffic;
 
-pub use api_server::skip;
+pub use api_server::{skip, skip_disturbed};
 pub use capture::Capture;
 pub use carrier::{Carrier, Machines};
 pub use cluster::{Cluster, MANIFESTS, Node, Pod, STATE, View};
