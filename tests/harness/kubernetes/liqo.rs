@@ -82,12 +82,6 @@ impl Kubernetes {
         self.install_liqo_with(&[&PROGRAMS[..], &OF_NETWORK].concat(), &values, at_most)
     }
 
-    /// Sets ipam's address for Liqo's controller-manager, once its networking is switched on: names of
-    /// Services are in no DNS here.
-    pub fn name_ipam_to_liqo(&self) -> Result<()> {
-        self.name_ipam_to(MANAGER)
-    }
-
     /// Uninstalls Liqo's chart by helm, with more arguments of it.
     pub fn uninstall_liqo(&self, more: &[&str]) -> Result<()> {
         let line = ["uninstall", RELEASE, "--namespace", &self.namespace];
@@ -114,7 +108,7 @@ impl Kubernetes {
         self.head().host.command(&mut helm, &values.to_string())?;
         self.name_api_server()?;
         if values["networking"]["enabled"] == true {
-            self.name_ipam_to(MANAGER)?;
+            self.name_ipam_to_liqo()?;
         }
         let timeout = format!("--timeout={}s", at_most.as_secs());
         DEPLOYMENTS.iter().try_for_each(|name| {
@@ -123,6 +117,23 @@ impl Kubernetes {
             let what = || format!("waited {at_most:?} for {name} of {}", self.spec.id);
             self.kubectl(&[&status[..], &[&timeout]].concat()).map(drop).with_context(what)
         })
+    }
+
+    /// Gives Liqo's controller-manager the address of another Service of ipam's pods, which stays while Liqo's
+    /// network is off: names of Services are in no DNS here, and with DNS it need not start again either when that
+    /// is switched on.
+    fn name_ipam_to_liqo(&self) -> Result<()> {
+        let service = self.ipam_service()?;
+        let ports = json!([{"port": service["spec"]["ports"][0]["port"]}]);
+        let name = "ipam-by-name";
+        let other = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"selector": service["spec"]["selector"], "ports": ports},
+        });
+        self.apply(&other.to_string())?;
+        let other = self.get(Object::new("service", &self.namespace, name))?;
+        self.name_ipam_to(MANAGER, &other["spec"]["clusterIP"])
     }
 
     fn liqo_values(&self) -> Value {

@@ -173,18 +173,23 @@ impl Kubernetes {
     /// Sets ipam's address for the controller, once that is installed: names of Services are in no
     /// DNS here.
     pub fn name_ipam(&self) -> Result<()> {
-        self.name_ipam_to(CONTROLLER)
+        let ipam = self.ipam_service()?;
+        self.name_ipam_to(CONTROLLER, &ipam["spec"]["clusterIP"])
     }
 
-    /// The same for another Deployment.
-    pub(super) fn name_ipam_to(&self, deployment: &str) -> Result<()> {
-        let namespace = self.namespace.as_str();
-        let service = Object::new("service", namespace, "liqo-ipam");
+    /// The Service of ipam, once it is there.
+    pub(super) fn ipam_service(&self) -> Result<Value> {
+        let service = Object::new("service", &self.namespace, "liqo-ipam");
         self.wait_for(service, "create", TIMEOUT)?;
-        let service = self.get(service)?;
+        self.get(service)
+    }
+
+    /// Names ipam to the pods of a Deployment.
+    pub(super) fn name_ipam_to(&self, deployment: &str, address: &Value) -> Result<()> {
+        let namespace = self.namespace.as_str();
         self.wait_for(Object::new("deployment", namespace, deployment), "create", TIMEOUT)?;
         let names = ["", ".svc"].map(|end| format!("liqo-ipam.{namespace}{end}"));
-        let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": names}]);
+        let aliases = json!([{"ip": address, "hostnames": names}]);
         let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();
         let patch =
             ["patch", "deployment", deployment, "--namespace", namespace, "--patch", &patch];

@@ -13,7 +13,8 @@ const GUIDE: &str = "../deploy/LIQO.md";
 /// Headings, and the programs of the commands below.
 const THERE: (&str, [&str; 4]) =
     ("## From Liqo's network to weft\n", ["helm", "weft", "weft", "helm"]);
-const BACK: (&str, [&str; 3]) = ("## Back to Liqo's network\n", ["helm", "helm", "helm"]);
+const BACK: (&str, [&str; 4]) =
+    ("## Back to Liqo's network\n", ["helm", "fabric-controller", "helm", "helm"]);
 /// Beginning of the command for each GatewayServer.
 const PATCH: &str = "`kubectl patch gatewayserver ";
 /// Programs whose images the chart uses.
@@ -21,7 +22,7 @@ const IMAGES: [&str; 4] = ["fabric-controller", "gateway", "ipam", "route-agent"
 
 pub(super) struct Guide {
     there: [String; 4],
-    back: [String; 3],
+    back: [String; 4],
     patch: String,
 }
 
@@ -63,12 +64,11 @@ impl Guide {
     }
 
     pub(super) fn give_back(&self, cluster: &Kubernetes) -> Result<()> {
-        let [upgrade, uninstall, liqo] = &self.back;
+        let [upgrade, withdraw, uninstall, liqo] = &self.back;
         step("weft is upgraded", || run(cluster, upgrade))?;
+        step("weft is withdrawn", || run(cluster, withdraw))?;
         step("weft is uninstalled", || run(cluster, uninstall))?;
-        step("Liqo's network is switched on", || {
-            run_beside(cluster, liqo, || cluster.name_ipam_to_liqo())
-        })
+        step("Liqo's network is switched on", || run(cluster, liqo))
     }
 }
 

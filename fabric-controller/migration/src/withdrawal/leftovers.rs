@@ -32,8 +32,8 @@ const POD_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const REMOVAL: Duration = Duration::from_secs(120);
 /// Time for gateways to end. Those of a node that has failed are not waited for any longer.
 const GATEWAYS_END: Duration = Duration::from_secs(12);
-/// Interval of passes.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Interval of passes. Pods of two clusters do not reach each other meanwhile.
+const PERIOD: Duration = Duration::from_millis(200);
 
 /// Removes objects until none is left. What only takes long to end, such as the pod of a node that does not
 /// answer, is left behind after a while.
