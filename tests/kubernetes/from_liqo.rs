@@ -162,6 +162,7 @@ impl Change<'_> {
         })?;
         note_time(outage, &format!("longest outage while {id} was given back"));
         step("nothing of weft is left", || nothing_of_weft_is_left(cluster))?;
+        step("Liqo's controller starts again", || self.guide.restart_liqo(cluster))?;
         Ok(outage)
     }
 

@@ -17,6 +17,8 @@ const BACK: (&str, [&str; 4]) =
     ("## Back to Liqo's network\n", ["helm", "fabric-controller", "helm", "helm"]);
 /// Beginning of the command for each GatewayServer.
 const PATCH: &str = "`kubectl patch gatewayserver ";
+/// The same of the command that makes Liqo look at stored addresses again.
+const RESTART: &str = "`kubectl rollout restart ";
 /// Programs whose images the chart uses.
 const IMAGES: [&str; 4] = ["fabric-controller", "gateway", "ipam", "route-agent"];
 
@@ -24,6 +26,7 @@ pub(super) struct Guide {
     there: [String; 4],
     back: [String; 4],
     patch: String,
+    restart: String,
 }
 
 impl Guide {
@@ -32,10 +35,14 @@ impl Guide {
     /// If it has other commands.
     pub(super) fn read() -> Result<Self> {
         let guide = fs::read_to_string(GUIDE).context("not started in the folder `tests`")?;
-        let (_, patch) = guide.split_once(PATCH).context("node ports are set by a patch")?;
-        let (patch, _) = patch.split_once('`').context("the patch ends")?;
-        let patch = format!("{}{}", PATCH.trim_start_matches('`'), patch.replace('\n', " "));
-        Ok(Self { there: commands(&guide, THERE)?, back: commands(&guide, BACK)?, patch })
+        let inline = |beginning: &str| {
+            let (_, rest) = guide.split_once(beginning).with_context(|| beginning.to_owned())?;
+            let (rest, _) = rest.split_once('`').context("a command ends")?;
+            let command = format!("{beginning}{rest}").replace('\n', " ");
+            anyhow::Ok(command.trim_start_matches('`').to_owned())
+        };
+        let (patch, restart) = (inline(PATCH)?, inline(RESTART)?);
+        Ok(Self { there: commands(&guide, THERE)?, back: commands(&guide, BACK)?, patch, restart })
     }
 
     pub(super) fn switch_liqo_off(&self, cluster: &Kubernetes) -> Result<()> {
@@ -69,6 +76,11 @@ impl Guide {
         step("weft is withdrawn", || run(cluster, withdraw))?;
         step("weft is uninstalled", || run(cluster, uninstall))?;
         step("Liqo's network is switched on", || run(cluster, liqo))
+    }
+
+    /// Has Liqo look at stored addresses again.
+    pub(super) fn restart_liqo(&self, cluster: &Kubernetes) -> Result<()> {
+        run(cluster, &self.restart)
     }
 }
 
