@@ -95,17 +95,18 @@ impl Firewall {
     ///
     /// The kernel keeps a path's MTU by its end, whatever protocol an error is about. So what counts is the destination
     /// of the packet that it quotes (8 + 16 bytes behind the error's IP header, 8 + 24 for IPv6): a gateway, or a host
-    /// of the underlay. Gateways send to any node, so none of these errors gets to one.
+    /// of the underlay. Gateways send to any node, so none of these errors gets to one, or to its host, and there none
+    /// counts that is about no flow.
     fn write_too_big(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("  chain too_big {\n")?;
-        let is_pod = |ip: &&IpAddr| self.pods.iter().any(|pods| pods.contains(**ip));
-        let pods: BTreeSet<Cidr> =
-            self.vxlan_sources.iter().filter(is_pod).copied().map(Cidr::host).collect();
-        by_length(&pods).iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
         let ends: BTreeSet<Cidr> = self.vxlan_sources.iter().copied().map(Cidr::host).collect();
+        by_length(&ends).iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
         by_length(&ends).iter().try_for_each(|set| set.write_quoted(f, "drop"))?;
         by_length(&self.local_pods).iter().try_for_each(|set| set.write_quoted(f, "return"))?;
         by_length(&self.underlay).iter().try_for_each(|set| set.write_quoted(f, "drop"))?;
+        if !self.links.is_empty() {
+            f.write_str("    iifname != { \"weft4\", \"weft6\" } ct state != related drop\n")?;
+        }
         f.write_str("  }\n")
     }
 
@@ -122,8 +123,8 @@ impl Firewall {
         f.write_str("  }\n")
     }
 
-    /// Drops errors of containers about answers to themselves: once translated, these are about answers to this host, and
-    /// another one of its network would make its VXLAN to a gateway here smaller.
+    /// Drops errors of a gateway's host's containers about answers to themselves: once translated, these are about
+    /// answers to this host, and any other one would make its path to the gateway smaller.
     fn write_masqueraded_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.links.is_empty() {
             return Ok(());
@@ -131,10 +132,9 @@ impl Firewall {
         f.write_str(
             "  chain masqueraded_errors {\n    type filter hook postrouting priority 101; policy accept;\n",
         )?;
-        for set in by_length(&self.underlay) {
-            let error = TOO_BIG[usize::from(!set.is_ipv4())];
-            set.write(f, "daddr", &format!("{error} meta iif != 0 fib saddr type local drop"))?;
-        }
+        TOO_BIG.iter().try_for_each(|error| {
+            writeln!(f, "    {error} meta iif != 0 fib saddr type local drop")
+        })?;
         f.write_str("  }\n")
     }
 

@@ -14,8 +14,14 @@ const VXLAN: [u16; 2] = [32_768, 4879];
 /// Such an error needs no right but that to send ICMP, and would hold for ten minutes.
 #[test]
 fn pods_make_no_vxlan_smaller() {
-    let world = World::running(config());
-    sh(&world.gw, "ip address add 2001:db8::7/64 dev eth0 nodad");
+    let mut config = config();
+    config.vxlan_sources.push("2001:db8::7".parse().unwrap());
+    let world = World::running(config);
+    sh(
+        &world.gw,
+        "ip address add 2001:db8::7/64 dev eth0 nodad
+        ip route add 198.51.100.5 via 192.0.2.5; ip route add 2001:db8:1::5 via 2001:db8::5",
+    );
     for [node, node_of_pods, gateway] in
         [["192.0.2.5", "10.200.1.1", "192.0.2.7"], ["2001:db8::5", "fd00:200:1::1", "2001:db8::7"]]
     {
@@ -27,6 +33,10 @@ fn pods_make_no_vxlan_smaller() {
         assert!(!is_smaller(&world.node, gateway), "that of its own node to {gateway}");
         send(&world.pod, [gateway, node], gateway);
         assert!(!is_smaller(&world.gw, node), "that of another host to {node}");
+        let further: IpAddr =
+            if node.is_ipv4() { "198.51.100.5" } else { "2001:db8:1::5" }.parse().unwrap();
+        send(&world.pod, [gateway, further], gateway);
+        assert!(!is_smaller(&world.gw, further), "that of a host behind a router to {further}");
         send(&world.gw, [node, gateway], node);
         assert!(is_smaller(&world.node, gateway), "those of the network count: {gateway}");
     }
@@ -91,18 +101,32 @@ fn nobody_makes_links_smaller() {
 /// An error about an answer to a masqueraded packet is one about an answer to the node, once it is translated.
 #[test]
 fn masqueraded_errors_make_no_vxlan_smaller() {
-    let mut world = World::new();
-    sh(&world.gw, "ip address add 2001:db8::7/64 dev eth0 nodad");
-    sh(
-        &world.node,
-        "nft 'add table inet cni; add chain inet cni post { type nat hook postrouting priority 100; };
-        add rule inet cni post iifname pod0 oifname eth0 masquerade'",
-    );
-    let is_made_smaller = |world: &World| {
-        [["10.200.1.2", "192.0.2.5", "192.0.2.7"], ["fd00:200:1::2", "2001:db8::5", "2001:db8::7"]]
-            .map(|ends| {
-                let [pod, node, gateway] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
-                let to = SocketAddr::new(gateway, 5353);
+    const NEAR: [[&str; 3]; 2] =
+        [["10.200.1.2", "192.0.2.5", "192.0.2.7"], ["fd00:200:1::2", "2001:db8::5", "2001:db8::7"]];
+    const BEHIND_A_ROUTER: [[&str; 3]; 2] = [
+        ["10.200.1.2", "192.0.2.5", "198.51.100.7"],
+        ["fd00:200:1::2", "2001:db8::5", "2001:db8:1::7"],
+    ];
+    let mut elsewhere = config();
+    elsewhere.vxlan_sources.push("2001:db8::7".parse().unwrap());
+    for (config, ends) in [(elsewhere, NEAR), (with_links(), NEAR), (with_links(), BEHIND_A_ROUTER)]
+    {
+        let mut world = World::new();
+        sh(
+            &world.gw,
+            "ip address add 2001:db8::7/64 dev eth0 nodad
+            ip address add 198.51.100.7 dev lo; ip address add 2001:db8:1::7 dev lo nodad",
+        );
+        sh(
+            &world.node,
+            "ip route add 198.51.100.7 via 192.0.2.7; ip route add 2001:db8:1::7 via 2001:db8::7
+            nft 'add table inet cni; add chain inet cni post { type nat hook postrouting priority 100; };
+            add rule inet cni post iifname pod0 oifname eth0 masquerade'",
+        );
+        let is_made_smaller = |world: &World| {
+            ends.map(|ends| {
+                let [pod, node, other] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
+                let to = SocketAddr::new(other, 5353);
                 let socket =
                     world.pod.run(|| UdpSocket::bind(SocketAddr::new(pod, 7))).unwrap().unwrap();
                 let server = world.gw.run(|| UdpSocket::bind(to)).unwrap().unwrap();
@@ -110,12 +134,37 @@ fn masqueraded_errors_make_no_vxlan_smaller() {
                 socket.send_to(b"question", to).unwrap();
                 let (_, from) = server.recv_from(&mut [0; 64]).unwrap();
                 assert_eq!(from.ip(), node, "it is masqueraded");
-                send(&world.pod, &errors([gateway, pod], [5353, 7])[..1], gateway);
+                send(&world.pod, &errors([other, pod], [5353, 7])[..1], other);
                 is_smaller(&world.gw, node)
             })
+        };
+        assert_eq!(is_made_smaller(&world), [true; 2], "without weft");
+        sh(&world.gw, "ip route flush cache; ip -6 route flush cache");
+        world.configure(config);
+        world.start(&[]);
+        world.settle();
+        assert_eq!(is_made_smaller(&world), [false; 2], "{ends:?}");
+    }
+}
+
+/// On a gateway's host not even those about hosts behind routers count, unless they are about a flow.
+#[test]
+fn pods_make_nothing_smaller_for_a_gateways_host() {
+    let mut world = World::new();
+    let hosts = [["192.0.2.5", "198.51.100.7"], ["2001:db8::5", "2001:db8:1::7"]];
+    sh(
+        &world.node,
+        "ip route add 198.51.100.7 via 192.0.2.7; ip route add 2001:db8:1::7 via 2001:db8::7",
+    );
+    let is_made_smaller = |world: &World| {
+        hosts.map(|ends| {
+            let [node, host] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
+            send(&world.pod, &errors([node, host], VXLAN), node);
+            is_smaller(&world.node, host)
+        })
     };
     assert_eq!(is_made_smaller(&world), [true; 2], "without weft");
-    sh(&world.gw, "ip route flush cache; ip -6 route flush cache");
+    sh(&world.node, "ip route flush cache; ip -6 route flush cache");
     world.configure(with_links());
     world.start(&[]);
     world.settle();
