@@ -23,6 +23,8 @@ pub(crate) struct Rule {
     pub(crate) ours: bool,
     pub(crate) condition: Condition,
     pub(crate) verdict: Verdict,
+    /// Is about packets to this host only, by the type of their destination, whatever `condition` is.
+    pub(crate) is_to_host: bool,
     /// Names the overlay's devices.
     pub(crate) names_overlay: bool,
     /// UDP ports that packets must have, if the rule names any.
@@ -215,7 +217,11 @@ impl<'a, E> Walk<'a, E> {
     }
 
     /// Condition of a rule: among packets of some devices only, a comparison of these decides nothing.
+    /// All that comes to INPUT is for this host, but for broadcasts, and nothing in the others.
     fn condition(&self, rule: &Rule) -> Condition {
+        if rule.is_to_host && self.hook != Hook::Input {
+            return Condition::Other;
+        }
         let is_decided = !self.dispatched.is_empty() && rule.condition == Condition::Interface;
         if is_decided && self.ways.iter().all(|way| way.has(rule)) {
             return Condition::Always;

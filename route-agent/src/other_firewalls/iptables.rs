@@ -230,6 +230,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         id: line.to_owned(),
         ours: false,
         condition: Condition::Always,
+        is_to_host: false,
         verdict: Verdict::Continue,
         names_overlay: false,
         ports: BTreeSet::new(),
@@ -272,7 +273,8 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 rule.condition = Condition::Other;
                 rule.protocol = Some(UDP);
             }
-            ("-m", "udp") => {}
+            ("-m", "udp" | "addrtype") => {}
+            ("--dst-type", "LOCAL") => (rule.is_to_host, rule.is_narrow) = (true, true),
             ("--sport" | "--dport", port) if port.parse::<u16>().is_ok() => {
                 rule.condition = Condition::Other;
                 let ports = if word == "--sport" { &mut rule.sports } else { &mut rule.dports };

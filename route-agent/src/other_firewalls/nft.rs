@@ -247,6 +247,7 @@ pub(super) fn rule(rule: nft::Rule) -> Rule {
         id: rule.handle.to_string(),
         ours: rule.comment.as_deref() == Some(COMMENT) && rule.verdict == Verdict::Accept,
         condition: rule.condition,
+        is_to_host: rule.is_to_host,
         verdict: rule.verdict,
         names_overlay: rule.compared.iter().any(|value| value.starts_with(b"weft")),
         ports: rule.compared.iter().filter_map(port).map(u16::from_be_bytes).collect(),

@@ -227,6 +227,7 @@ mod tests {
             id: "1".to_owned(),
             ours: false,
             condition: Condition::Interface,
+            is_to_host: false,
             verdict,
             names_overlay: false,
             ports: BTreeSet::new(),

@@ -43,6 +43,7 @@ const UFW: &str = "*filter
 :INPUT DROP
 :FORWARD DROP
 :ufw-before-input -
+:ufw-not-local -
 :ufw-user-input -
 :ufw-reject-input -
 :ufw-before-forward -
@@ -53,7 +54,12 @@ const UFW: &str = "*filter
 -A INPUT -j ufw-before-input
 -A INPUT -j ufw-reject-input
 -A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-input -j ufw-not-local
 -A ufw-before-input -j ufw-user-input
+-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN
+-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN
+-A ufw-not-local -m addrtype --dst-type BROADCAST -j RETURN
+-A ufw-not-local -j DROP
 -A ufw-reject-input -j REJECT --reject-with icmp-port-unreachable
 -A FORWARD -j ufw-before-forward
 -A FORWARD -j ufw-after-forward

@@ -17,6 +17,8 @@ pub struct Rule {
     pub handle: u64,
     pub comment: Option<String>,
     pub condition: Condition,
+    /// Is about packets to this host only, by the type of their destination, whatever `condition` is.
+    pub is_to_host: bool,
     pub verdict: Verdict,
     /// Values that packets are compared with, in network order.
     pub compared: Vec<Vec<u8>>,
@@ -113,6 +115,7 @@ impl Rule {
             handle,
             comment,
             condition: Condition::Always,
+            is_to_host: false,
             verdict: Verdict::Continue,
             compared: Vec::new(),
             interfaces: Vec::new(),
@@ -187,6 +190,7 @@ impl Rule {
             // Extensions of the old packet filter, in tables of `iptables-nft`.
             Some("target") => self.verdict = target(data),
             Some("match") if text(data, NAME) == Some("comment") => {}
+            Some("match") if is_to_host(data) => (self.is_to_host, self.is_narrow) = (true, true),
             Some("lookup") => {
                 (self.condition, self.is_narrow) = (Condition::Other, true);
                 if is_verdict_map(data) {
@@ -287,6 +291,19 @@ fn prefix(value: &[u8], mask: Option<&[u8]>, ipv4: bool) -> Option<Cidr> {
     let [a, b, c, d, ..] = octets;
     let address = if ipv4 { IpAddr::from([a, b, c, d]) } else { IpAddr::from(octets) };
     Cidr::around(address, u8::try_from(len).ok()?)
+}
+
+/// True for the extension `-m addrtype --dst-type LOCAL`: its mask of source types, that of destination types, 16 bits
+/// each, and flags, in the second revision of the extension.
+fn is_to_host(data: &[u8]) -> bool {
+    const NAME: u16 = 1;
+    const REVISION: u16 = 2;
+    const INFO: u16 = 3;
+    const LOCAL: u16 = 1 << libc::RTN_LOCAL;
+    let info = [[0; 2], LOCAL.to_ne_bytes(), [0; 2], [0; 2]].concat();
+    text(data, NAME) == Some("addrtype")
+        && number(data, REVISION) == Some(1)
+        && attribute(data, INFO).is_some_and(|found| found.starts_with(&info))
 }
 
 /// Verdict of an extension's target.
