@@ -21,9 +21,8 @@ pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
     target.is_some_and(|target| to != *target)
 }
 
-/// True for UDP from or to the port of VXLAN that our table lets not begin so: of a masqueraded container, whose answer
-/// VXLAN for this node would be, and to whose port VXLAN of this node would give way, and of this node from a port
-/// that gave way.
+/// True for UDP from or to the port of VXLAN that our table lets not begin so. Conntrack takes VXLAN for this node for
+/// the answer to such a masqueraded container, and changes the source port of VXLAN of this node if one has that port.
 fn takes_vxlan(firewall: &Firewall, flow: &Flow) -> bool {
     let (Some(original), Some(reply)) = (flow.original.udp_ports, flow.reply.udp_ports) else {
         return false;

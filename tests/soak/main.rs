@@ -109,7 +109,7 @@ fn soak(clusters: &[Cluster; 2]) -> Result<()> {
     ensure!(tally.duplicated == 0, "{} came twice", tally.duplicated);
     let most = (tally.sent as f64 * MOST_LOSS) as u64;
     ensure!(lost <= most, "lost {lost} of {}; {most} may be", tally.sent);
-    // What is within the bounds all the same needs no excuse.
+    // Losses within the bounds need no excuse.
     if tally.lost() > most && !machine.was_quiet() {
         skip_disturbed(&format!("{machine}: losses cannot be judged"));
     }

@@ -93,7 +93,7 @@ impl Firewall {
 impl Firewall {
     /// Drops errors of pods and containers that would make the overlay's packets smaller.
     ///
-    /// The kernel keeps a path's MTU by its end, whatever protocol an error is about. So what counts is the destination
+    /// The kernel keeps a path's MTU by its end, for all protocols. So what counts is the destination
     /// of the packet that it quotes (8 + 16 bytes behind the error's IP header, 8 + 24 for IPv6): a gateway, or a host
     /// of the underlay. Gateways send to any node, so none of these errors gets to one, or to its host, and there none
     /// counts that is about no flow.

@@ -23,7 +23,7 @@ pub(crate) struct Rule {
     pub(crate) ours: bool,
     pub(crate) condition: Condition,
     pub(crate) verdict: Verdict,
-    /// Is about packets to this host only, by the type of their destination, whatever `condition` is.
+    /// Compares the type of the destination with that of this host's addresses. Not counted in `condition`.
     pub(crate) is_to_host: bool,
     /// Names the overlay's devices.
     pub(crate) names_overlay: bool,

@@ -17,7 +17,7 @@ pub struct Rule {
     pub handle: u64,
     pub comment: Option<String>,
     pub condition: Condition,
-    /// Is about packets to this host only, by the type of their destination, whatever `condition` is.
+    /// Compares the type of the destination with that of this host's addresses. Not counted in `condition`.
     pub is_to_host: bool,
     pub verdict: Verdict,
     /// Values that packets are compared with, in network order.
