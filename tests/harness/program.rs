@@ -141,3 +141,11 @@ pub fn resident_bytes(pid: i32) -> Result<u64> {
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("parsing VmRSS")?;
     Ok(kib * 1024)
 }
+
+/// Time that the hypervisor has taken from all cores together: the eighth number of `/proc/stat`'s
+/// first line, in ticks of 10 ms.
+pub fn stolen() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let steal = text.lines().next().and_then(|line| line.split_whitespace().nth(8));
+    Duration::from_millis(10 * steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0))
+}

@@ -1,11 +1,12 @@
 //! Times at which the machine could not do what it could when its rate was measured.
 
 use std::fmt;
-use std::fs;
+use std::time::Duration;
 
-/// Ticks of `/proc/stat`, always 10 ms each. The most that the hypervisor may take from all cores
-/// together between two looks.
-const MAX_STOLEN_TICKS: u64 = 2;
+use weft_tests::stolen;
+
+/// The most that the hypervisor may take from all cores together between two looks.
+const MAX_STOLEN: Duration = Duration::from_millis(20);
 /// The part of a second's packets that a generator may leave out because it does not get to run.
 const MAX_LEFT_OUT: f64 = 0.05;
 
@@ -14,7 +15,7 @@ const MAX_LEFT_OUT: f64 = 0.05;
 pub(crate) struct Machine {
     /// Packets sent until then, and whether the machine was disturbed since the look before.
     looks: Vec<(u64, bool)>,
-    stolen: u64,
+    stolen: Duration,
     left_out: u64,
 }
 
@@ -27,7 +28,7 @@ impl Machine {
     /// and left out so far.
     pub(crate) fn look(&mut self, sent: u64, left_out: u64, rate: f64) {
         let stolen = stolen();
-        let is_disturbed = stolen - self.stolen > MAX_STOLEN_TICKS
+        let is_disturbed = stolen - self.stolen > MAX_STOLEN
             || (left_out - self.left_out) as f64 > rate * MAX_LEFT_OUT;
         self.looks.push((sent, is_disturbed));
         (self.stolen, self.left_out) = (stolen, left_out);
@@ -59,13 +60,6 @@ impl fmt::Display for Machine {
         let (disturbed, seconds) = (self.disturbed(), self.looks.len());
         write!(f, "the machine was disturbed in {disturbed} of {seconds} s")
     }
-}
-
-/// Ticks that the hypervisor has taken so far: the eighth number of the first line.
-fn stolen() -> u64 {
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let steal = text.lines().next().and_then(|line| line.split_whitespace().nth(8));
-    steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use weft_tests::manifests::Peering;
 use weft_tests::traffic::{FlowReport, udp_flow};
 use weft_tests::{
     Capture, Cluster, ClusterSpec, Forger, Forgery, Netns, Pod, SWITCH_V4, Vxlan, flood, in_vxlan,
-    resident_bytes, wait_until,
+    resident_bytes, stolen, wait_until,
 };
 
 use crate::interop::World;
@@ -32,6 +32,10 @@ use crate::scene::{ECHO, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, 
 const KINDS: usize = 2048;
 /// Share of an established flow: of a thousand packets, and as many answers, a second.
 const MAX_LOST: f64 = 0.01;
+/// Time between two packets of that flow.
+const PACE: Duration = Duration::from_millis(1);
+/// Measurements of one kind, where the hypervisor takes time.
+const TRIES: usize = 3;
 /// From the start of the process to the first packet that passes.
 const HANDSHAKE: Duration = Duration::from_millis(1500);
 /// The same for a stock peer.
@@ -250,19 +254,35 @@ impl<'a> Attack<'a> {
         packets.collect()
     }
 
+    /// Measures again where a measurement failed while the hypervisor took time: weft's own faults
+    /// repeat themselves.
+    fn measure(&self, name: &str, frames: &[Vec<u8>], for_long: Duration) -> Result<()> {
+        for _ in 1..TRIES {
+            let before = stolen();
+            match self.measure_once(name, frames, for_long) {
+                Err(e) if stolen() > before => eprintln!("once more: {e:#}"),
+                outcome => return outcome,
+            }
+        }
+        self.measure_once(name, frames, for_long)
+    }
+
     /// Measures the effect of a flood on an established flow, and on a gateway that is killed in
     /// it.
-    fn measure(&self, name: &str, frames: &[Vec<u8>], for_long: Duration) -> Result<()> {
+    fn measure_once(&self, name: &str, frames: &[Vec<u8>], for_long: Duration) -> Result<()> {
         let milan = self.scene.cluster("milan");
         let lane = Lane::of(milan)?;
         let (lane_before, flow) = (lane.busy()?, || self.flow(for_long, || Ok(())));
+        let start = stolen();
         let (report, flow) = flood(&self.scene.lab, frames, flow)?;
         let (flow, lane_busy) = (flow?, lane.busy()? - lane_before);
+        let from_flow = stolen() - start;
         let (handshake, outage) = flood(&self.scene.lab, frames, || self.outage())?;
-        let outage = outage?;
+        let (outage, from_outage) = (outage?, stolen() - start - from_flow);
         eprintln!(
             "{name}: {:.0} packets/s with {:.0} % of a core, {} of {} lost, longest gap {:?}; \
-             lane {:.0} %, {} ns a packet; restarted: {outage:?} at {:.0} packets/s",
+             lane {:.0} %, {} ns a packet; restarted: {outage:?} at {:.0} packets/s; the hypervisor \
+             took {from_flow:?} and {from_outage:?}",
             report.per_second(),
             100.0 * report.cpu.as_secs_f64() / report.took.as_secs_f64(),
             flow.lost.len(),
@@ -272,10 +292,14 @@ impl<'a> Attack<'a> {
             lane_busy.as_nanos() / u128::from(report.sent.max(1)),
             handshake.per_second(),
         );
-        let lost = flow.lost.len() as f64 / flow.sent as f64;
-        ensure!(lost < MAX_LOST, "{name}: {lost} of the flow was lost");
+        let most = flow.sent as f64 * MAX_LOST + from_flow.as_secs_f64() / PACE.as_secs_f64();
+        let lost = flow.lost.len();
+        ensure!((lost as f64) < most, "{name}: {lost} of {} packets were lost", flow.sent);
         ensure!(flow.duplicated == 0, "{name}: {} came twice", flow.duplicated);
-        ensure!(outage < HANDSHAKE, "{name}: {outage:?} from the start of rome's gateway");
+        ensure!(
+            outage < HANDSHAKE + from_outage,
+            "{name}: {outage:?} from the start of rome's gateway"
+        );
         milan.wait_connected("rome", TIMEOUT).with_context(|| format!("after {name}"))?;
         let rome = self.scene.cluster("rome");
         rome.wait_connected("milan", TIMEOUT).with_context(|| format!("after {name}"))
@@ -284,7 +308,7 @@ impl<'a> Attack<'a> {
     fn flow(&self, for_long: Duration, during: impl FnOnce() -> Result<()>) -> Result<FlowReport> {
         let _servers = serve(first_pod(self.scene.cluster("milan")))?;
         let (pod, target) = self.scene.way("rome", "milan")?;
-        let pace = (Duration::from_millis(1), for_long);
+        let pace = (PACE, for_long);
         let (report, result) = udp_flow(&pod.ns, SocketAddr::new(target, ECHO), pace, during)?;
         result?;
         Ok(report)
