@@ -88,7 +88,7 @@ fn controller_ipam_and_agent_may_be_down_for_any_time() -> Result<()> {
         })?;
         let problems = scene.cluster("rome").status()?["problems"].to_string();
         let missed = ["no `weft up`", "ipam does not run", "fabric-controller does not run"];
-        for problem in missed.into_iter().chain(["its route-agent sends no probes"]) {
+        for problem in missed.into_iter().chain(["no probes of its route-agent arrive"]) {
             ensure!(problems.contains(problem), "{problem} is not in {problems}");
         }
         scene.cluster_mut("rome").start_up(&[])?;

@@ -121,7 +121,7 @@ const FAULTS: [Fault; 10] = [
         begin: kill_agent,
         end: |scene| scene.cluster_mut("rome").start_agent(NODE),
         shown: "NoAgent",
-        words: "rome-2: its route-agent sends no probes, though its kernel answers over VXLAN",
+        words: "rome-2: no probes of its route-agent arrive, though its kernel answers over VXLAN",
     },
     Fault {
         name: "agent dead and device gone",

@@ -45,7 +45,8 @@ Examples:
 /// Also what a killed `weft up` left. On the host of `weft up`, the other hosts' agents do the same
 /// first and are waited for, for up to 10 s. If something still sends to a peer's prefix within the 2 s
 /// that it looks, the refusal of all of them stays, in the nftables table `inet weft_refused`: or these
-/// packets would leave by the default route, in clear. --now or the next `weft up` ends that. Without a sender nothing stays: what pods send to peers later leaves in clear. The state
+/// packets would leave by the default route, in clear. --now or the next `weft up` ends that; on the other hosts, their agents do once nobody sends.
+/// Without a sender nothing stays: what pods send to peers later leaves in clear. The state
 /// directory (granted addresses, generated keys, last good versions of the manifests, their Secrets
 /// included) stays unless --purge is given. Run again, it finds nothing to do, which is an error with
 /// --purge.

@@ -202,11 +202,10 @@ pub fn cause(node: &UnreachableNode) -> String {
     let dropped = dropped.unwrap_or_default();
     match node.fault {
         PathFault::NoAnswer => format!("no answer over VXLAN{dropped}"),
-        PathFault::NoAgent if !dropped.is_empty() => {
-            format!("no probes of it arrive, though its kernel answers over VXLAN{dropped}")
-        }
         PathFault::NoAgent => {
-            "its route-agent sends no probes, though its kernel answers over VXLAN".to_owned()
+            format!(
+                "no probes of its route-agent arrive, though its kernel answers over VXLAN{dropped}"
+            )
         }
         PathFault::OneWay => {
             format!("packets from it arrive over VXLAN, but none reach it{dropped}")
@@ -255,7 +254,9 @@ pub fn remedy(of: &UnreachableNode) -> String {
              Node and the source of what it sends (`ip route get`), its route-agent runs, and UDP \
              4879 passes between it and the gateway's host"
         ),
-        PathFault::NoAgent => format!("start the route-agent of {node} again, and see its log"),
+        PathFault::NoAgent => {
+            format!("see whether the route-agent of {node} runs, and its log; start it again")
+        }
         PathFault::OneWay => {
             format!(
                 "let UDP 4879 pass from the gateway's host to {node}, which a firewall may drop, or a \

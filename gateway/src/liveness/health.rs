@@ -246,8 +246,14 @@ impl Evidence<'_> {
             ),
             Departure::TakenDown => (
                 Reason::PeerTakenDown,
-                format!("{peer} has been taken down (`weft down`)"),
-                format!("run `weft up` in {peer}, or remove this peering"),
+                format!(
+                    "{peer} has been taken down (`weft down`), and nothing has come from it since"
+                ),
+                format!(
+                    "run `weft up` in {peer}, or remove this peering; if {peer} is up again, see \
+                     whether UDP {way} passes",
+                    way = self.way()
+                ),
             ),
             Departure::Restarting | Departure::Unknown => return None,
         };

@@ -176,7 +176,10 @@ const OTHERS: [Fault; 13] = [
     fault(
         "agent dead",
         [end_agent, start_agent],
-        &[(0, ": rome-2: its route-agent sends no probes, though its kernel answers over VXLAN")],
+        &[(
+            0,
+            ": rome-2: no probes of its route-agent arrive, though its kernel answers over VXLAN",
+        )],
     ),
     fault(
         "VXLAN device gone, agent dead",

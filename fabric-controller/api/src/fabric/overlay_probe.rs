@@ -133,7 +133,7 @@ pub struct CrampedGateway {
 pub enum PathFault {
     /// Nothing arrives from the node over VXLAN.
     NoAnswer,
-    /// The node's kernel answers over VXLAN, but its route-agent sends no probes.
+    /// The node's kernel answers over VXLAN, but no probes of its route-agent arrive.
     NoAgent,
     /// The node's probes arrive, but the replies do not reach it.
     OneWay,

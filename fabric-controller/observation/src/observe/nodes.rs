@@ -84,7 +84,10 @@ mod tests {
         assert_eq!((&json["reachable"], &json["of"]), (&1.into(), &2.into()));
         let node = &json["unreachable"][0];
         assert_eq!((&node["node"], &node["fault"]), (&"n2".into(), &"NoAgent".into()));
-        assert!(node["cause"].as_str().unwrap().contains("route-agent sends no probes"), "{json}");
-        assert!(node["remedy"].as_str().unwrap().contains("start the route-agent of n2"), "{json}");
+        assert!(
+            node["cause"].as_str().unwrap().contains("no probes of its route-agent arrive"),
+            "{json}"
+        );
+        assert!(node["remedy"].as_str().unwrap().contains("the route-agent of n2 runs"), "{json}");
     }
 }

@@ -1,7 +1,7 @@
 //! Gateways whose reports are too old to be true: of other hosts, of which a host has nothing but what
 //! they have published, and of its own if they cannot write any more.
 
-use fabric_api::fabric::GatewayConfig;
+use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::networking::ConnectionValue;
 use fabric_supervisor::workloads::names;
 use jiff::Timestamp;
@@ -23,7 +23,8 @@ pub(super) fn silent(
     (node, now): (&str, Timestamp),
 ) -> Option<Life> {
     let host = config.spec.overlay.node.as_deref().filter(|host| *host != node)?;
-    let unanswered = unanswered_since(view, config, node);
+    let own = view.nodes.iter().find(|own| own.metadata.name.as_deref() == Some(node));
+    let unanswered = own.and_then(|own| unanswered_since(own, config));
     let outdated = || outdated_since(view, config, (STALE_AFTER, now));
     let (sign, since) = match unanswered {
         Some(since) => ("has not answered this host over VXLAN", since),
@@ -31,17 +32,26 @@ pub(super) fn silent(
     };
     let seconds = (now.as_second() - since.as_second()).max(0);
     let (namespace, name) = names(config);
+    // The agent reports a chain that drops its packets only while gateways do not answer it.
+    let mut drops = own.iter().flat_map(|own| &own.status).flat_map(|status| &status.packet_drops);
+    let remedy = match drops.next().filter(|_| unanswered.is_some()) {
+        Some(drop) => format!(
+            "{}: on this host, {}; else see whether {host}, where it runs, is up",
+            drop.cause, drop.remedy
+        ),
+        None => format!(
+            "see whether {host}, where it runs, is up, and UDP 4879 passes between it and this host"
+        ),
+    };
     let problem = format!(
         "gateway {namespace}/{name} {sign} for {seconds} s: what is shown of it is at least as old; \
-         see whether {host}, where it runs, is up"
+         {remedy}"
     );
     Some(Life { liveness: Liveness::Silent, problem: Some(problem), node: None })
 }
 
 /// As the agent of this host reports it.
-fn unanswered_since(view: &View<'_>, config: &GatewayConfig, node: &str) -> Option<Timestamp> {
-    let mut configs = view.nodes.iter();
-    let own = configs.find(|config| config.metadata.name.as_deref() == Some(node))?;
+fn unanswered_since(own: &NodeConfig, config: &GatewayConfig) -> Option<Timestamp> {
     let mut reports = own.status.as_ref()?.unreachable_gateways.iter();
     let report = reports.find(|of| of.peer_cluster_id == config.spec.peer_cluster_id)?;
     report.since.parse().ok()

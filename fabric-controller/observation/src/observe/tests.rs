@@ -1,4 +1,4 @@
-use fabric_api::fabric::{FabricRecord, NodeConfig, UnreachableGateway};
+use fabric_api::fabric::{FabricRecord, NodeConfig, PacketDrop, UnreachableGateway};
 use fabric_api::networking::GatewayClient;
 
 use super::*;
@@ -102,7 +102,7 @@ fn a_gateway_that_has_just_started_is_connecting() {
 fn stale_gateway_of_other_host_is_error() {
     let ago =
         |seconds: i64| Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
-    let observed = |node: &str, unanswered: Option<i64>, reported: i64| {
+    let observed = |node: &str, unanswered: Option<i64>, reported: i64, drops: &[PacketDrop]| {
         let mut connection = connection(ConnectionValue::Connected);
         let latency = connection.status.as_mut().unwrap().latency.as_mut().unwrap();
         latency.timestamp = Some(ago(reported).to_string());
@@ -115,19 +115,27 @@ fn stale_gateway_of_other_host_is_error() {
             .map(|seconds| UnreachableGateway { peer_cluster_id, since: ago(seconds).to_string() })
             .into_iter()
             .collect();
+        own.status.get_or_insert_default().packet_drops = drops.to_vec();
         let objects = snapshot([gateway.into(), connection.into(), own.into()]);
         observe(&objects, &Found { node: Some(node.to_owned()), ..Found::default() })
     };
-    assert_eq!(observed("n2", None, 12).peerings[0].state, State::Connected);
+    assert_eq!(observed("n2", None, 12, &[]).peerings[0].state, State::Connected);
     for (unanswered, reported, problem) in [
         (Some(4), 6, "gateway t/client has not answered this host over VXLAN for 4 s"),
         (None, 40, "gateway t/client has reported nothing for 40 s"),
     ] {
-        let seen = observed("n2", unanswered, reported);
+        let seen = observed("n2", unanswered, reported, &[]);
         assert_eq!(seen.peerings[0].state, State::Error);
         let is_named = |p: &String| p.starts_with(problem) && p.contains("see whether n1");
         assert!(seen.problems.iter().any(is_named), "{:?}", seen.problems);
     }
+    let drop = PacketDrop {
+        cause: "chain inet f c drops packets of this node".to_owned(),
+        remedy: "let its owner accept them".to_owned(),
+    };
+    let seen = observed("n2", Some(4), 6, &[drop]);
+    let named = "; chain inet f c drops packets of this node: on this host, let its owner accept them; else";
+    assert!(seen.problems.iter().any(|p| p.contains(named)), "{:?}", seen.problems);
 }
 
 #[test]
