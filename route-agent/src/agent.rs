@@ -10,17 +10,18 @@ use fabric_api::fabric::{
 use fabric_api::overlay_v6;
 use fabric_runtime::{Heartbeat, Stop, chain, until};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
+use foreign::foreign_routes;
+use foreign::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::apply::{apply, observe};
+use crate::apply::{apply, observe, scope};
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigSource};
 use crate::host_state::{self, HostState};
-use crate::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use crate::overlay_probe::{FaultyPaths, OverlayProbes, TakeOvers};
 use crate::presence::Presence;
 use crate::refusal::Refuser;
@@ -29,7 +30,7 @@ use crate::rivals::Rivals;
 use crate::table::Table;
 use crate::undone::Undone;
 use crate::vitals::{DIVERTED, NO_PEERING, NOT_CONNECTED, Vitals};
-use crate::{cleanup, foreign_routes, liqo_leftovers, moved, names, refusal};
+use crate::{cleanup, liqo_leftovers, moved, refusal};
 
 /// Interval between checks without a notification: changes of the old packet filter send none.
 const LOOK: Duration = Duration::from_secs(30);
@@ -100,7 +101,7 @@ impl Agent {
         let netns = self.handle.netns().clone();
         let own = ObjectRef::new(Kind::NodeConfig, "", &self.node);
         let mut events = config_source::follow(&self.store, own)?;
-        let scope = names::scope(std::iter::empty());
+        let scope = scope(std::iter::empty());
         let mut changes = self.handle.events(&scope).context("cannot watch the kernel's tables")?;
         let mut filters = nft::Events::open(&netns, &[FIREWALL_TABLE, REFUSAL_TABLE])
             .context("cannot watch the packet filter")?;

@@ -1,10 +1,8 @@
 //! Brings the kernel to a state.
 
 use fabric_runtime::chain;
-use netlink::{Failure, Handle, NetlinkError};
-use netplan::{Op, State, Vxlan, plan};
-
-use crate::names;
+use netlink::{Failure, Handle, NetlinkError, Scope};
+use netplan::{Family, Op, State, Sysctl, Vxlan, names, plan};
 
 /// Number of steps attempted and the first of them, and the problems met.
 pub(crate) struct Applied {
@@ -33,10 +31,22 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
     Applied { steps: steps.len(), first: steps.first().map(ToString::to_string), problems }
 }
 
+/// All that is ours, besides the firewall.
+pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
+    Scope {
+        links: [Family::Ipv4, Family::Ipv6].map(|f| names::device(f).to_owned()).into(),
+        tables: [names::TABLE, names::BACKSTOP_TABLE].into(),
+        protocol: names::PROTOCOL,
+        last_rule: Some(names::PRIORITY),
+        sysctls: sysctls.collect(),
+        ..Scope::default()
+    }
+}
+
 /// Reads what is ours. Devices of ours that were renamed are included where they prevent a desired
 /// one, so that the plan deletes them.
 pub(crate) async fn observe(handle: &Handle, want: &State) -> Result<State, NetlinkError> {
-    let mut have = handle.observe(&names::scope(want.sysctls.keys().cloned())).await?;
+    let mut have = handle.observe(&scope(want.sysctls.keys().cloned())).await?;
     for (name, desired) in &want.links {
         if !have.links.contains_key(name) {
             let like = handle.vxlans_like(desired).await?.into_iter();

@@ -9,9 +9,9 @@ use netplan::{Refusal, State};
 use tokio::time::sleep;
 
 use crate::apply::apply;
-use crate::other_firewalls;
 use crate::refusal::{self, RefusalError};
 use crate::table::Table;
+use foreign::other_firewalls;
 
 /// Time in which senders notice that they are refused.
 const SETTLE: Duration = Duration::from_millis(500);

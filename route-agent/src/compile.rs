@@ -1,15 +1,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
+use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering, VNI, VXLAN_PORT};
 use fabric_api::{Cidr, Mac, overlay_v6};
-use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
-
-use crate::host_state::HostState;
-use crate::names::{
+use netplan::names::{
     self, BACKSTOP_PRIORITY, BACKSTOP_TABLE, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY,
     POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
 };
+use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
+
+use crate::host_state::HostState;
 
 /// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,8 +79,8 @@ impl Compiler<'_> {
             let dev = names::device(family);
             let mtu = self.underlay_mtu(family) - names::overhead(family);
             let vxlan = Vxlan {
-                vni: names::VNI,
-                port: names::VXLAN_PORT,
+                vni: VNI,
+                port: VXLAN_PORT,
                 family,
                 elsewhere: false,
                 checksum: true,

@@ -1,9 +1,8 @@
 use std::net::IpAddr;
 
+use fabric_api::fabric::VXLAN_PORT;
 use netlink::conntrack::Flow;
 use netplan::Firewall;
-
-use crate::names::VXLAN_PORT;
 
 /// True for a tracked connection that is not translated as `firewall` would: it was made while
 /// our table was missing, and since NAT looks at a connection's first packet only, it would stay

@@ -3,12 +3,11 @@ use std::net::IpAddr;
 
 use fabric_api::Cidr;
 use fabric_api::fabric::NodeConfigSpec;
+use foreign::other_firewalls::Way;
 use netlink::nft::Hook;
 use netlink::{ForeignRoute, Handle, LOCAL_TABLE, NetlinkError, read_sysctl};
+use netplan::names::{self, MAIN_TABLE, TABLE, is_everywhere};
 use netplan::{Address, Family, Sysctl};
-
-use crate::names::{self, MAIN_TABLE, TABLE, is_everywhere};
-use crate::other_firewalls::Way;
 
 /// State of the node that the agent needs besides its config.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

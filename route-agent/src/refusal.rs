@@ -12,11 +12,10 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
 use netlink::nft::{self, NftError};
 use netlink::{Handle, NetlinkError, Netns};
-use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction, State};
+use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction, State, names};
 
 use crate::compile::is_refusable;
 use crate::host_state::HostState;
-use crate::names;
 
 /// Folder of the state directories whose files of this name weft-refuse.service loads.
 const STATE_ROOT: &str = "/var/lib/weft";
@@ -235,7 +234,7 @@ pub(crate) async fn covered(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalEr
 }
 
 async fn observe_state(handle: &Handle) -> Result<State, RefusalError> {
-    let have = handle.observe(&names::scope(std::iter::empty())).await;
+    let have = handle.observe(&crate::apply::scope(std::iter::empty())).await;
     have.map_err(RefusalError::Routes)
 }
 

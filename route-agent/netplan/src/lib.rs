@@ -4,10 +4,12 @@
 //! * [`plan`]: the steps from one to the other, make before break.
 //! * [`Firewall`]: our nftables table as one value, which prints as input for `nft -f`.
 //! * [`Refusal`]: likewise, the table of prefixes that no tunnel leads to any more.
+//! * [`names`]: numbers and names of what is ours.
 //!
 //! No I/O, no clock: the crate `netlink` observes and applies.
 
 mod firewall;
+pub mod names;
 mod op;
 mod plan;
 mod refusal;

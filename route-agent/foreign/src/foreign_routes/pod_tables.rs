@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use fabric_api::Cidr;
 use netlink::{ForeignAction, ForeignRoute, ForeignRule};
 use netplan::Family;
+use netplan::names::{MAIN_TABLE, POD_ROUTES_PRIORITY};
 
 use super::{Foreign, Traffic, option, preceding};
-use crate::names::{MAIN_TABLE, POD_ROUTES_PRIORITY};
 
 /// One for each pod CIDR that only a table of another program leads to.
 pub(super) fn find(

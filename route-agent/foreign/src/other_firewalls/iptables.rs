@@ -374,7 +374,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, Iptable
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::VXLAN_PORT;
+    use fabric_api::fabric::VXLAN_PORT;
 
     /// Changes to the FORWARD chain of a table.
     fn changes(table: &str) -> String {

@@ -8,9 +8,7 @@ use std::net::IpAddr;
 use fabric_api::Cidr;
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
 use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
-use netplan::Family;
-
-use crate::names;
+use netplan::{Family, names};
 
 /// Number of the protocol.
 const UDP: u8 = 17;
@@ -60,12 +58,12 @@ pub(crate) struct Accept {
 
 /// Devices that packets of the overlay come in and go out by at a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
-    pub(crate) hook: Hook,
+pub struct Way {
+    pub hook: Hook,
     /// None if they are of this node.
-    pub(crate) incoming: Option<String>,
+    pub incoming: Option<String>,
     /// None if they are for this node.
-    pub(crate) outgoing: Option<String>,
+    pub outgoing: Option<String>,
 }
 
 /// Place of an accept: in `chain`, before its rule number `index` or behind the last one.

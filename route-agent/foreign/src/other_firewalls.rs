@@ -16,19 +16,18 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use fabric_api::Cidr;
+use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop, VXLAN_PORT};
 use fabric_runtime::chain;
 use netlink::nft::{Chain, Hook};
 use netlink::{ChurnLimiter, Netns};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-pub(crate) use drop_points::{Accept, Admitted, Way};
+pub use drop_points::Way;
+use drop_points::{Accept, Admitted, DropPoint, Rule};
 
 use crate::foreign_routes::Foreign;
-use crate::names::VXLAN_PORT;
-use drop_points::{DropPoint, Rule};
-use fabric_api::Cidr;
-use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 
 /// Marks our rules in chains of others.
 const COMMENT: &str = "weft";
@@ -37,7 +36,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Treatment of chains of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Has accepts where they are needed.
     Accept,
     /// Has none, but reports where some are needed.
@@ -49,17 +48,17 @@ pub(crate) enum Mode {
 
 /// State of the chains of others.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Found {
+pub struct Found {
     /// Chains that drop packets of the overlay.
-    pub(crate) problems: BTreeSet<String>,
+    pub problems: BTreeSet<String>,
     /// Steps that could not be taken.
-    pub(crate) failures: BTreeSet<String>,
+    pub failures: BTreeSet<String>,
     /// Chains that drop this node's own packets of the overlay or those for it, or may do so.
-    pub(crate) drops: BTreeSet<Dropping>,
+    pub drops: BTreeSet<Dropping>,
     /// Rules that let no packet of pods to peers pass as it is, or none back.
-    pub(crate) faults: Vec<Foreign>,
+    pub faults: Vec<Foreign>,
     /// Chains of nftables that packets of the overlay go through.
-    pub(crate) chains: BTreeSet<Chain>,
+    pub chains: BTreeSet<Chain>,
     changed: bool,
     /// Another program holds a lock.
     locked: bool,
@@ -68,15 +67,15 @@ pub(crate) struct Found {
 
 /// Chain that drops packets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Dropping {
+pub struct Dropping {
     /// It drops what it has no rule for, and may have one.
-    pub(crate) is_uncertain: bool,
-    pub(crate) drop: PacketDrop,
+    pub is_uncertain: bool,
+    pub drop: PacketDrop,
 }
 
 impl Found {
     /// Certain ones first.
-    pub(crate) fn packet_drops(&self) -> Vec<PacketDrop> {
+    pub fn packet_drops(&self) -> Vec<PacketDrop> {
         self.drops.iter().map(|dropping| dropping.drop.clone()).collect()
     }
 
@@ -117,19 +116,19 @@ struct Drops {
 
 /// Treatment of chains of others.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Treatment {
-    pub(crate) mode: Mode,
-    pub(crate) ways: Vec<Way>,
+pub struct Treatment {
+    pub mode: Mode,
+    pub ways: Vec<Way>,
     /// UDP ports of WireGuard, of servers on this host. A manifest has the gateway listen there, and
     /// WireGuard answers nobody whose key it does not know, so they are let in like VXLAN.
-    pub(crate) listen_ports: BTreeSet<u16>,
+    pub listen_ports: BTreeSet<u16>,
     /// Prefixes of peers.
-    pub(crate) peers: BTreeSet<Cidr>,
+    pub peers: BTreeSet<Cidr>,
     /// Pod CIDRs of this node, and devices that lead to pods.
-    pub(crate) pods: BTreeSet<Cidr>,
-    pub(crate) pod_devices: BTreeSet<String>,
+    pub pods: BTreeSet<Cidr>,
+    pub pod_devices: BTreeSet<String>,
     /// Addresses that the overlay runs on, of this node and of gateways.
-    pub(crate) hosts: BTreeSet<IpAddr>,
+    pub hosts: BTreeSet<IpAddr>,
 }
 
 impl Treatment {
@@ -206,13 +205,13 @@ struct Request {
 }
 
 /// Handle of the task that looks after the chains of others.
-pub(crate) struct OtherFirewalls {
+pub struct OtherFirewalls {
     requests: watch::Sender<Request>,
     found: watch::Receiver<Found>,
 }
 
 impl OtherFirewalls {
-    pub(crate) fn start(netns: Netns) -> Self {
+    pub fn start(netns: Netns) -> Self {
         let (requests, pending) = watch::channel(Request::default());
         let (results, found) = watch::channel(Found::default());
         tokio::spawn(work(netns, pending, results));
@@ -220,7 +219,7 @@ impl OtherFirewalls {
     }
 
     /// Has all chains looked at. Returns at once.
-    pub(crate) fn request(&self, treatment: Treatment) -> u64 {
+    pub fn request(&self, treatment: Treatment) -> u64 {
         let mut number = 0;
         self.requests.send_modify(|request| {
             number = request.number + 1;
@@ -230,20 +229,20 @@ impl OtherFirewalls {
     }
 
     /// Takes all accepts of ours away; returns what could not be done.
-    pub(crate) async fn remove(&mut self) -> BTreeSet<String> {
+    pub async fn remove(&mut self) -> BTreeSet<String> {
         let number = self.request(Treatment::default());
         let done = self.found.wait_for(|found| found.request >= number).await;
         done.map(|found| found.failures.clone()).unwrap_or_default()
     }
 
     /// Returns after the next look. Can be cancelled without missing one.
-    pub(crate) async fn changed(&mut self) {
+    pub async fn changed(&mut self) {
         if self.found.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    pub(crate) fn found(&self) -> Found {
+    pub fn found(&self) -> Found {
         self.found.borrow().clone()
     }
 }
@@ -276,7 +275,7 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
 }
 
 /// Takes away all accepts of ours; returns what could not be done.
-pub(crate) fn remove(netns: &Netns) -> BTreeSet<String> {
+pub fn remove(netns: &Netns) -> BTreeSet<String> {
     ensure(netns, &Treatment::default(), &mut nft::Accepts::default()).failures
 }
 

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use fabric_api::Cidr;
 use fabric_api::fabric::PacketDrop;
 use netlink::nft::{AddressMatch, ChainFamily, Condition, Interface, Verdict};
-use netplan::Family;
+use netplan::{Family, names};
 
 use super::drop_points::Rule;
 use super::{Found, Mode, Treatment};
 use crate::foreign_routes::Foreign;
-use crate::names;
 
 /// Packets between a pod CIDR of this node and peers, of one direction.
 #[derive(Clone, Copy)]

@@ -10,26 +10,25 @@ use fabric_api::Cidr;
 use fabric_api::fabric::Diversion;
 use jiff::Timestamp;
 use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, LOCAL_TABLE, Mark, NetlinkError};
-use netplan::{Family, Firewall, RouteKey};
-
-use crate::names::{
+use netplan::names::{
     self, GATEWAY_PROTOCOL, MAIN_TABLE, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
 };
+use netplan::{Family, Firewall, RouteKey};
 
 /// A rule or route, and what it does.
 #[derive(Clone, Debug)]
-pub(crate) struct Foreign {
-    pub(crate) problem: String,
+pub struct Foreign {
+    pub problem: String,
     /// Command that removes it, or solves the cause.
-    pub(crate) removal: String,
+    pub removal: String,
     /// Cause, if it does not take packets away.
-    pub(crate) cause: Option<String>,
+    pub cause: Option<String>,
     /// The peers' prefixes of which it certainly takes packets.
-    pub(crate) prefixes: Vec<Cidr>,
+    pub prefixes: Vec<Cidr>,
 }
 
 /// Those of both families.
-pub(crate) async fn find(
+pub async fn find(
     handle: &Handle,
     firewall: &Firewall,
     all_routes: &[ForeignRoute],
@@ -98,7 +97,7 @@ struct Traffic<'a> {
 }
 
 /// Makes `noted` what was found, with the times at which it was found first.
-pub(crate) fn note(noted: &mut Vec<Diversion>, found: &[Foreign]) {
+pub fn note(noted: &mut Vec<Diversion>, found: &[Foreign]) {
     let before = std::mem::take(noted);
     for foreign in found.iter().filter(|foreign| !foreign.prefixes.is_empty()) {
         let removal = foreign.removal.clone();
