@@ -9,11 +9,11 @@ use fabric_api::fabric::MtuBound;
 use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
 use netlink::Netns;
+use reachability::connection::Traffic;
 
 use crate::config::desired::Desired;
 use crate::dataplane::lane::LaneHandle;
 use crate::dataplane::overlay::Way;
-use crate::liveness::connection::Traffic;
 use crate::liveness::health::Fault;
 
 /// State of the dataplane.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use gateway::liveness::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use jiff::Timestamp;
+use reachability::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 
 /// Messages that parse are encoded unchanged, and answer no probe that was not sent.
 #[test]

@@ -1,7 +1,7 @@
 //! Causes for a peering not being, or soon not being, connected: what the two gateways observe of
 //! each other, turned into reasons and remedies. Pure: time is a parameter.
 //!
-//! [`crate::liveness::connection`] alone decides whether packets are refused. This module explains, earlier
+//! [`reachability::connection`] alone decides whether packets are refused. This module explains, earlier
 //! and in more detail.
 
 mod keys;
@@ -14,10 +14,11 @@ use fabric_api::fabric::{MtuBound, RemapKind, Role};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, PublicKey};
+use reachability::probe::{Departure, NodeCount, PeerCidrs};
+use reachability::probe_log::{MIN_UNANSWERED_TIME, Unanswered};
 
 use crate::config::desired::{Desired, IPV6_MTU};
 use crate::dataplane::lane::{PeerState, Unconfirmed};
-use crate::liveness::probe::{Departure, NodeCount, PeerCidrs};
 pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
@@ -26,10 +27,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a first handshake, and for the peer to take over new keys.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(1500);
 pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
-/// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
-/// peer that had to wait for a processor answers them together.
-const MIN_UNANSWERED: u32 = 4;
-const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// Time for an answer at an endpoint that should not be one.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
@@ -46,23 +43,6 @@ pub struct Fault {
     pub reason: Reason,
     pub message: String,
     pub remedy: String,
-}
-
-/// Unanswered probes since the last answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unanswered {
-    /// Turns, each of one probe or of several at once.
-    pub turns: u32,
-    pub first: Instant,
-    pub last: Instant,
-}
-
-impl Unanswered {
-    /// Returns true if they are so many, for so long, that waiting for a processor is no explanation.
-    pub fn is_silence(&self) -> bool {
-        let time = self.last.saturating_duration_since(self.first);
-        self.turns >= MIN_UNANSWERED && time >= MIN_UNANSWERED_TIME
-    }
 }
 
 /// Cause in this host for which the kernel sends no datagram to the peer.

@@ -15,6 +15,13 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{PROBE_PORT, Role};
 use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
+use reachability::alternation::alternate;
+use reachability::connection::{Machine, PeerReport};
+use reachability::nodes::NodePaths;
+use reachability::probe::{
+    Departure, MAX_DATAGRAM, Message, MessageType, NodeCount, Pending, WeftField,
+};
+use reachability::probe_log::{ProbeLog, TRAIN};
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -22,14 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::desired::Desired;
 use crate::config::input::{Input, Remembered};
 use crate::dataplane::lane::PeerState;
-use crate::liveness::alternation::alternate;
-use crate::liveness::connection::{Machine, PeerReport};
 use crate::liveness::health::canonical;
-use crate::liveness::overlay_probe::NodePaths;
-use crate::liveness::probe::{
-    Departure, MAX_DATAGRAM, Message, MessageType, NodeCount, Pending, WeftField,
-};
-use crate::liveness::probe_log::{ProbeLog, TRAIN};
 use crate::state::{Plane, ProbeCounts, Running, View};
 use diagnosis::Diagnosis;
 use path::PathProber;

@@ -6,8 +6,6 @@
 //! A replica that has taken the tunnel over notifies the nodes at the port that their probes come from: an API
 //! server that does not answer, or a controller on the node that is lost, would leave them with the one before.
 
-mod nodes;
-mod notices;
 mod socket;
 
 use std::collections::BTreeSet;
@@ -18,6 +16,8 @@ use std::time::{Duration, Instant};
 use fabric_api::Cidr;
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, OverlayProbe};
 use jiff::Timestamp;
+use reachability::nodes::{NodePaths, Nodes};
+use reachability::notices::Notices;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -26,11 +26,7 @@ use crate::config::desired::{Desired, Node};
 use crate::config::input::Input;
 use crate::replicas::Standing;
 use crate::state::{Plane, Running};
-use nodes::Nodes;
-use notices::Notices;
 use socket::Responder;
-
-pub use nodes::NodePaths;
 
 /// Time until a socket that could not be opened is tried again.
 const RETRY: Duration = Duration::from_secs(1);

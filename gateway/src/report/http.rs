@@ -12,12 +12,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use fabric_runtime::{HttpListener, OPENMETRICS};
+use reachability::nodes::NodePaths;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::input::Input;
 use crate::dataplane::overlay::tun_overflows;
-use crate::liveness::overlay_probe::NodePaths;
 use crate::replicas::Standing;
 use crate::replicas::election::Role;
 use crate::report::metrics::{Metrics, NodeCounts, Scrape};

@@ -13,6 +13,7 @@ use fabric_api::fabric::{
 use fabric_runtime::until;
 use fabric_store::{ObjectRef, Store};
 use jiff::{SignedDuration, Timestamp};
+use reachability::nodes::NodePaths;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,6 @@ use crate::config::restart_cache::RestartCache;
 use crate::dataplane::lane::{PeerState, Stats};
 use crate::liveness::health::{Reason, canonical};
 use crate::liveness::monitor::TRAINS_VANISH;
-use crate::liveness::overlay_probe::NodePaths;
 use crate::replicas::election::Role;
 use crate::replicas::{REPLICA_PORT, Standing};
 use crate::state::{Plane, Running};

@@ -15,7 +15,7 @@ const BACKLOG: usize = 256 << 10;
 /// Longer datagrams make it worth while to know the path. In bytes of UDP payload, and a little less
 /// than the usual least path takes whatever its family: its flows are those that gain if it grows. A
 /// path that is smaller still is checked at rest only.
-const ALWAYS_FITS: usize = crate::liveness::path_mtu::USUAL_MIN as usize - 80;
+const ALWAYS_FITS: usize = reachability::path_mtu::USUAL_MIN as usize - 80;
 
 /// The lane's two descriptors, as the engine's wire.
 pub(super) struct Port {

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{ClusterId, PublicKey};
 use jiff::{SignedDuration, Timestamp};
+use reachability::connection::Traffic;
+use reachability::probe::{Departure, Families, Message, NodeCount, PeerCidrs};
+use reachability::probe_log::ProbeLog;
 use tunnel::DropReason;
 
 use crate::config::desired::Desired;
 use crate::dataplane::lane::PeerState;
-use crate::liveness::connection::Traffic;
 use crate::liveness::health::{self, Evidence, Fault, Reason, RefusedSend};
-use crate::liveness::probe::{Departure, Families, Message, NodeCount, PeerCidrs};
-use crate::liveness::probe_log::ProbeLog;
 use crate::state::{Running, TimedFault};
 
 /// Time in which answers sent before a departure may still arrive behind it.
@@ -365,7 +365,7 @@ fn own_cidrs(desired: &Desired) -> PeerCidrs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::liveness::probe::{MessageType, WeftField};
+    use reachability::probe::{MessageType, WeftField};
 
     fn reporting(loss_percent: Option<u8>) -> Message {
         let weft = WeftField { loss_percent, ..WeftField::new(Duration::from_secs(2), None) };

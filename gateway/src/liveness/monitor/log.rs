@@ -2,8 +2,8 @@
 
 use fabric_api::ClusterId;
 use fabric_api::networking::ConnectionValue;
+use reachability::connection::latency_text;
 
-use crate::liveness::connection::latency_text;
 use crate::state::{TimedFault, View};
 
 pub(super) fn changes(peer: &ClusterId, before: &View, after: &View) {

@@ -13,11 +13,11 @@ use fabric_store::{Event, Kind, Object, ObjectRef, Store, StoreError, Watch};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use reachability::connection::latency_text;
 use tokio::time::Instant;
 
 use super::{COUNTERS, LOOK};
 use crate::config::desired::Desired;
-use crate::liveness::connection::latency_text;
 use crate::state::View;
 
 /// Minimum age difference of a latency worth writing: Liqo's `--ping-update-status-interval`.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{OverlayProbe, PathFault, UnreachableNode};
 use jiff::Timestamp;
 
-use crate::liveness::probe::NodeCount;
+use crate::probe::NodeCount;
 
 /// Time after a probe was due until the node's kernel is asked instead, and between two requests.
 const TRACE_AFTER: Duration = Duration::from_millis(500);
@@ -72,7 +72,7 @@ impl NodePaths {
 
 /// Reachability of each node that has ever sent a probe, or is to.
 #[derive(Debug, Default)]
-pub(super) struct Nodes {
+pub struct Nodes {
     known: BTreeMap<String, Node>,
 }
 
@@ -94,12 +94,12 @@ struct Node {
 
 impl Nodes {
     /// Forgets nodes that are not in the config any more.
-    pub(super) fn retain(&mut self, names: &BTreeSet<&str>) {
+    pub fn retain(&mut self, names: &BTreeSet<&str>) {
         self.known.retain(|name, _| names.contains(name.as_str()));
     }
 
     /// Takes over what an earlier gateway reported.
-    pub(super) fn restore(&mut self, earlier: &UnreachableNode, now: Instant) {
+    pub fn restore(&mut self, earlier: &UnreachableNode, now: Instant) {
         let Ok(since) = earlier.since.parse() else { return };
         let fault = Some((earlier.fault, since));
         let node = Node { due: now, last: since, fault, ..Node::new(now) };
@@ -107,7 +107,7 @@ impl Nodes {
     }
 
     /// Expects a probe of a node that probed the gateway's predecessor, and was notified.
-    pub(super) fn expect(&mut self, node: &str, now: Instant, wall: Timestamp) {
+    pub fn expect(&mut self, node: &str, now: Instant, wall: Timestamp) {
         let due = now + NOTIFIED;
         let trace_at = due + TRACE_AFTER;
         let expected = Node { due, last: wall, ..Node::new(trace_at) };
@@ -115,7 +115,7 @@ impl Nodes {
     }
 
     /// Expects the first probe of a node in the config of a gateway that has started.
-    pub(super) fn expect_first(&mut self, node: &str, now: Instant, wall: Timestamp) {
+    pub fn expect_first(&mut self, node: &str, now: Instant, wall: Timestamp) {
         if !self.known.contains_key(node) {
             let due = now + FIRST;
             let new = Node::new(due + TRACE_AFTER);
@@ -123,7 +123,7 @@ impl Nodes {
         }
     }
 
-    pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
+    pub fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
         let before = self.known.get(&probe.node).and_then(|node| node.unanswered);
         let unanswered = probe.unanswered.then(|| before.unwrap_or(now));
         let is_one_way = unanswered.is_some_and(|first| now >= first + REPLY_TIME);
@@ -142,7 +142,7 @@ impl Nodes {
     }
 
     /// The node's kernel has answered over VXLAN.
-    pub(super) fn handle_trace(&mut self, node: &str, now: Instant) {
+    pub fn handle_trace(&mut self, node: &str, now: Instant) {
         if let Some(node) = self.known.get_mut(node) {
             node.traced = Some(now);
         }
@@ -150,7 +150,7 @@ impl Nodes {
 
     /// Takes in that it is now, `late` after [`Self::deadline`]; returns the nodes whose kernel is
     /// to be asked.
-    pub(super) fn poll(&mut self, now: Instant, late: Duration) -> Vec<String> {
+    pub fn poll(&mut self, now: Instant, late: Duration) -> Vec<String> {
         let stood_still = late >= STOOD_STILL;
         let mut asked = Vec::new();
         for (name, node) in &mut self.known {
@@ -172,7 +172,7 @@ impl Nodes {
     }
 
     /// Deadline of the next [`Self::poll`].
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         let of = |node: &Node| match node.fault {
             Some((PathFault::NoAnswer, _)) => node.trace_at,
             Some((PathFault::NoAgent, _)) => {
@@ -197,7 +197,7 @@ impl Nodes {
         self.known.values().map(of).min()
     }
 
-    pub(super) fn paths(&self) -> NodePaths {
+    pub fn paths(&self) -> NodePaths {
         let faults = self.known.iter().filter_map(|(name, node)| {
             let (fault, since) = node.fault?;
             let (node, since) = (name.clone(), format!("{since:.3}"));

@@ -11,7 +11,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 const GIVE_UP: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
-pub(super) struct Notices {
+pub struct Notices {
     current: Option<Current>,
 }
 
@@ -26,7 +26,7 @@ struct Current {
 
 impl Notices {
     /// Notifies these nodes. Returns false if they are being notified of this take-over already.
-    pub(super) fn begin<'a>(
+    pub fn begin<'a>(
         &mut self,
         active: ActiveReplica,
         nodes: impl Iterator<Item = &'a str>,
@@ -41,14 +41,14 @@ impl Notices {
     }
 
     /// The node's probes arrive here.
-    pub(super) fn forget(&mut self, node: &str) {
+    pub fn forget(&mut self, node: &str) {
         if let Some(current) = &mut self.current {
             current.nodes.remove(node);
         }
     }
 
     /// Returns the notices that are due.
-    pub(super) fn poll(&mut self, now: Instant) -> Vec<OverlayProbe> {
+    pub fn poll(&mut self, now: Instant) -> Vec<OverlayProbe> {
         let Some(current) = self.current.as_mut().filter(|current| current.next <= now) else {
             return Vec::new();
         };
@@ -67,7 +67,7 @@ impl Notices {
     }
 
     /// Deadline of the next [`Self::poll`].
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         let current = self.current.as_ref().filter(|current| !current.nodes.is_empty());
         current.map(|current| current.next)
     }

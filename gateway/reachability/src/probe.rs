@@ -12,7 +12,7 @@ use fabric_api::{Cidr, ClusterId};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::liveness::connection::PeerReport;
+use crate::connection::PeerReport;
 
 /// Longest message read, in bytes: Liqo's own buffer. Blanks behind it do not count: they make a
 /// datagram as long as a packet of some size needs it.
@@ -332,7 +332,7 @@ impl Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::liveness::probe_log::TRAIN;
+    use crate::probe_log::TRAIN;
 
     /// Output of Go's `json.Marshal` for Liqo's `Msg`.
     const FROM_LIQO: &str =

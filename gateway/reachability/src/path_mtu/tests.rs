@@ -1,5 +1,5 @@
 use super::*;
-use crate::liveness::path_mtu::tests::sim::Sim;
+use crate::path_mtu::tests::sim::Sim;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

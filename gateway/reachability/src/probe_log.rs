@@ -8,8 +8,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::liveness::health::Unanswered;
-
 /// Probes of one turn while nothing is suspected: so many that loss of 40 % shows in 95 % of turns, and in
 /// 99.8 % of two. The next is the other end's, half an interval later.
 pub const TRAIN: usize = 6;
@@ -30,6 +28,10 @@ const MAX_GRACE: Duration = Duration::from_secs(1);
 const FIRST_INTERVAL: Duration = Duration::from_millis(50);
 const INTERVAL: Duration = Duration::from_millis(100);
 const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
+/// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
+/// peer that had to wait for a processor answers them together.
+const MIN_UNANSWERED: u32 = 4;
+pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -39,6 +41,23 @@ const LATE: Duration = Duration::from_millis(300);
 const AFTER_BURST: Duration = Duration::from_secs(10);
 /// Minimum time between two bursts that the peer requests.
 const ASKED_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Unanswered probes since the last answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// Turns, each of one probe or of several at once.
+    pub turns: u32,
+    pub first: Instant,
+    pub last: Instant,
+}
+
+impl Unanswered {
+    /// Returns true if they are so many, for so long, that waiting for a processor is no explanation.
+    pub fn is_silence(&self) -> bool {
+        let time = self.last.saturating_duration_since(self.first);
+        self.turns >= MIN_UNANSWERED && time >= MIN_UNANSWERED_TIME
+    }
+}
 
 /// Results of the latest probes.
 #[derive(Clone, Debug)]
