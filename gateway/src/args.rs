@@ -7,7 +7,7 @@ use clap::Parser;
 use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 
-use crate::dataplane::lane::Offloads;
+use lane::Offloads;
 
 /// Ends the WireGuard tunnel of one peering.
 ///

@@ -1,6 +1,5 @@
 //! Namespaces, devices, routes, and the lane that moves packets.
 
 pub mod engine;
-pub mod lane;
 pub mod overlay;
 pub mod reconcile;

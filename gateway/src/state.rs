@@ -8,11 +8,11 @@ use std::time::Duration;
 use fabric_api::fabric::MtuBound;
 use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
+use lane::LaneHandle;
 use netlink::Netns;
 use reachability::connection::Traffic;
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::LaneHandle;
 use crate::dataplane::overlay::Way;
 use crate::liveness::health::Fault;
 

@@ -50,7 +50,7 @@ fn offload_switches_reach_every_gateway() {
         let args = texts(&container["args"]);
         let args = gateway::args::Args::try_parse_from(["gateway"].into_iter().chain(args));
         let config = gateway::args::Config::from(args.unwrap());
-        let none = gateway::dataplane::lane::Offloads { gso: false, gro: false, tun: false };
+        let none = lane::Offloads { gso: false, gro: false, tun: false };
         assert_eq!(config.offloads, none);
     }
 }

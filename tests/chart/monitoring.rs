@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fabric_store::Store;
-use gateway::dataplane::lane::{Counters, PeerState, Stats};
 use gateway::report::metrics::{Metrics, NodeCounts, Scrape};
 use gateway::state::ProbeCounts;
+use lane::{Counters, PeerState, Stats};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use aead::Implementation;
 use anyhow::{Context, bail};
 use fabric_api::{PrivateKey, PublicKey};
-use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
+use lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
 use tunnel::{Rules, RulesConfig, Tai64n};
 
 const MTU: usize = 1420;

@@ -10,6 +10,7 @@ use fabric_api::fabric::{ActiveReplica, GatewayConfig, GatewayConfigStatus, Reco
 use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
+use lane::Tai64n;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +18,6 @@ use crate::config::desired::{Desired, Endpoint};
 use crate::config::published::Published;
 use crate::config::restart_cache::RestartCache;
 use crate::config::secret::private_key;
-use crate::dataplane::lane::Tai64n;
 
 /// Clocks of nodes may differ by so much, in seconds.
 const EPOCH_SLACK: u64 = 3600;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use fabric_api::PrivateKey;
 use fabric_api::fabric::Role;
+use lane::{Config, LaneHandle, Offloads, Tai64n, Tun, open_relay, open_socket};
 use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::{Config, LaneHandle, Offloads, Tai64n, Tun, open_relay, open_socket};
 
 /// Time for which a lane carries what still comes after another replica has got the tunnel.
 const RETIREMENT: Duration = Duration::from_secs(6);

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use fabric_api::overlay_v6;
 use fabric_runtime::chain;
+use lane::{Offloads, Tun, open_tun};
 use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::{Offloads, Tun, open_tun};
 use inner::Facts;
 use link::{Link, POD_END};
 use mtu::Path;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fabric_api::fabric::MtuBound;
 use fabric_runtime::chain;
+use lane::{LaneHandle, Offloads};
 use netlink::ChurnLimiter;
 use netlink::nft::NftError;
 use tokio::sync::watch;
@@ -17,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use crate::config::desired::Desired;
 use crate::config::input::Input;
 use crate::dataplane::engine::{Engine, Order};
-use crate::dataplane::lane::{LaneHandle, Offloads};
 use crate::dataplane::overlay::{Filter, Overlay, Peer, TunnelMtu};
 use crate::replicas::{StandbyRelay, Standing};
 use crate::state::{Plane, Running, View};

@@ -14,11 +14,11 @@ use fabric_api::fabric::{MtuBound, RemapKind, Role};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, PublicKey};
+use lane::{PeerState, Unconfirmed};
 use reachability::probe::{Departure, NodeCount, PeerCidrs};
 use reachability::probe_log::{MIN_UNANSWERED_TIME, Unanswered};
 
 use crate::config::desired::{Desired, IPV6_MTU};
-use crate::dataplane::lane::{PeerState, Unconfirmed};
 pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as

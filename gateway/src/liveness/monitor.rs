@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{PROBE_PORT, Role};
 use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
+use lane::PeerState;
 use reachability::alternation::alternate;
 use reachability::connection::{Machine, PeerReport};
 use reachability::nodes::NodePaths;
@@ -28,7 +29,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::desired::Desired;
 use crate::config::input::{Input, Remembered};
-use crate::dataplane::lane::PeerState;
 use crate::liveness::health::canonical;
 use crate::state::{Plane, ProbeCounts, Running, View};
 use diagnosis::Diagnosis;

@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use fabric_api::ClusterId;
+use lane::{Counters, Stats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
@@ -15,7 +16,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tunnel::DropReason;
 
-use crate::dataplane::lane::{Counters, Stats};
 use crate::liveness::health::Reason;
 use crate::state::ProbeCounts;
 
@@ -318,7 +318,7 @@ mod tests {
         counters.endpoint_changes = 6;
         let stats = Stats {
             counters,
-            peer: crate::dataplane::lane::PeerState {
+            peer: lane::PeerState {
                 last_handshake: Some(std::time::Instant::now()),
                 ..Default::default()
             },

@@ -13,6 +13,7 @@ use fabric_api::fabric::{
 use fabric_runtime::until;
 use fabric_store::{ObjectRef, Store};
 use jiff::{SignedDuration, Timestamp};
+use lane::{PeerState, Stats};
 use reachability::nodes::NodePaths;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -21,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use self::connection::OwnConnection;
 use crate::config::input::Input;
 use crate::config::restart_cache::RestartCache;
-use crate::dataplane::lane::{PeerState, Stats};
 use crate::liveness::health::{Reason, canonical};
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::replicas::election::Role;

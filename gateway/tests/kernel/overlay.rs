@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use gateway::config::desired::Desired;
-use gateway::dataplane::lane::Offloads;
 use gateway::dataplane::overlay::{Applied, Filter, Overlay, Peer};
+use lane::Offloads;
 
 use crate::world::{config, in_new_namespace, lines, run, run_in};
 

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::Role;
+use lane::RejectedInitiation;
 
 use super::{Evidence, Fault, ROTATION_TIME, Reason, canonical};
-use crate::dataplane::lane::RejectedInitiation;
 
 /// Validity of a rejected initiation: weft repeats them every 1.0 to 1.33 s, WireGuard every 5 s.
 const MIN_REJECTION_TIME: Duration = Duration::from_millis(2700);

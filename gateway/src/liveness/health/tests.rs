@@ -1,10 +1,10 @@
 use fabric_api::PrivateKey;
 use fabric_api::fabric::{GatewayConfig, Role};
+use lane::{RejectedInitiation, UdpPath};
 use reachability::probe::Families;
 
 use super::*;
 use crate::config::desired::tests::config;
-use crate::dataplane::lane::{RejectedInitiation, UdpPath};
 
 const ENDPOINT: &str = "198.51.100.20:30742";
 

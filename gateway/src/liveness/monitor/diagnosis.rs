@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{ClusterId, PublicKey};
 use jiff::{SignedDuration, Timestamp};
+use lane::PeerState;
 use reachability::connection::Traffic;
 use reachability::probe::{Departure, Families, Message, NodeCount, PeerCidrs};
 use reachability::probe_log::ProbeLog;
 use tunnel::DropReason;
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::PeerState;
 use crate::liveness::health::{self, Evidence, Fault, Reason, RefusedSend};
 use crate::state::{Running, TimedFault};
 

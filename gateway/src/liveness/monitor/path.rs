@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::PROBE_PORT;
+use lane::LaneHandle;
 use reachability::path_mtu::trains::{Round, TrainCheck};
 use reachability::path_mtu::{PathMtu, Probe};
 use reachability::probe::{Message, MessageType, WeftField};
 use tunnel::checksum;
 
-use crate::dataplane::lane::LaneHandle;
 use crate::dataplane::overlay::Way;
 use crate::state::Running;
 

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric_api::PrivateKey;
-use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_relay, open_socket, open_tun};
+use lane::{Config, LaneHandle, Offloads, open_relay, open_socket, open_tun};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBufForce, SndBuf, UdpGsoSegment};
