@@ -111,7 +111,8 @@ impl Firewall {
     }
 
     /// Drops errors to gateways by their links, and about packets to them, of which there are none: packets of others
-    /// are for this host, and its own cannot be too big for a link.
+    /// are for this host, and its own cannot be too big for a link. Those to another address of such a host than
+    /// VXLAN has are about no VXLAN, and count if they are about a flow: pods of other nodes reach these addresses.
     fn write_errors_of_links(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let links: BTreeSet<Cidr> =
             self.links.iter().map(|link| Cidr::host(link.address)).collect();
@@ -119,6 +120,19 @@ impl Firewall {
         for set in by_length(&links) {
             set.write(f, "daddr", "drop")?;
             set.write_quoted(f, "drop")?;
+        }
+        let families = [("ipv4", "ip", true), ("ipv6", "ip6", false)];
+        for (family, ip, is_ipv4) in families.into_iter().filter(|_| !self.links.is_empty()) {
+            let hosts =
+                self.links.iter().map(|link| link.host).filter(|ip| ip.is_ipv4() == is_ipv4);
+            let hosts: BTreeSet<String> = hosts.map(|host| host.to_string()).collect();
+            let hosts: Vec<String> = hosts.into_iter().collect();
+            let others = match hosts.is_empty() {
+                true => String::new(),
+                false => format!("{ip} daddr != {{ {} }} ", hosts.join(", ")),
+            };
+            let verdict = "fib daddr type local ct state != related drop";
+            writeln!(f, "    meta nfproto {family} {others}{verdict}")?;
         }
         f.write_str("  }\n")
     }

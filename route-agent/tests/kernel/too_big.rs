@@ -171,6 +171,36 @@ fn pods_make_nothing_smaller_for_a_gateways_host() {
     assert_eq!(is_made_smaller(&world), [false; 2]);
 }
 
+/// Of other nodes' pods, which reach a gateway's host by its address among its own pods.
+#[test]
+fn errors_to_other_addresses_of_hosts_need_a_flow() {
+    let mut world = World::new();
+    let hosts = [["203.0.113.1", "198.51.100.7"], ["2001:db8:2::1", "2001:db8:1::7"]];
+    sh(
+        &world.node,
+        "ip route add 198.51.100.7 via 192.0.2.7; ip route add 2001:db8:1::7 via 2001:db8::7
+        ip address add 203.0.113.1 dev lo; ip address add 2001:db8:2::1 dev lo nodad",
+    );
+    sh(
+        &world.gw,
+        "ip address add 2001:db8::7/64 dev eth0 nodad
+        ip route add 203.0.113.1 via 192.0.2.5; ip route add 2001:db8:2::1 via 2001:db8::5",
+    );
+    let is_made_smaller = |world: &World| {
+        hosts.map(|ends| {
+            let [node, host] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
+            send(&world.gw, &errors([node, host], VXLAN), node);
+            is_smaller(&world.node, host)
+        })
+    };
+    assert_eq!(is_made_smaller(&world), [true; 2], "without weft");
+    sh(&world.node, "ip route flush cache; ip -6 route flush cache");
+    world.configure(with_links());
+    world.start(&[]);
+    world.settle();
+    assert_eq!(is_made_smaller(&world), [false; 2]);
+}
+
 /// [`config`] with a gateway on this host.
 fn with_links() -> NodeConfigSpec {
     let mut config = config();
