@@ -243,11 +243,16 @@ impl Evidence<'_> {
     fn send_refused(&self) -> Option<Fault> {
         let is_refused = self.refused_send == Some(RefusedSend::NotPermitted);
         let way = self.way();
+        // The source port of a client that finds nobody changes every few seconds.
+        let own = match self.desired.role {
+            Role::Client => way.clone(),
+            Role::Server => format!("from port {}", self.desired.listen_port.unwrap_or_default()),
+        };
         (is_refused && (self.has_unanswered() || !self.is_connected())).then(|| Fault {
             reason: Reason::SendRefused,
             message: format!("this host itself refuses UDP {way} (operation not permitted)"),
             remedy: format!(
-                "accept UDP {way} in the output chain that drops it (`nft list ruleset`, \
+                "accept UDP {own} in the output chain that drops it (`nft list ruleset`, \
                  `iptables-save`); or its connection tracking is full (`dmesg`)"
             ),
         })

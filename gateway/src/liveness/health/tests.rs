@@ -112,6 +112,10 @@ fn sends_that_this_host_refuses_are_named() {
     let evidence = refused(not_permitted, scene.unanswered());
     assert_eq!(scene.reasons(&evidence), [Reason::SendRefused]);
     assert!(diagnose(&evidence, scene.now)[0].message.contains(ENDPOINT));
+    let server = Desired { role: Role::Server, listen_port: Some(30_742), ..scene.desired.clone() };
+    let evidence = Evidence { desired: &server, ..evidence };
+    let remedy = &diagnose(&evidence, scene.now)[0].remedy;
+    assert!(remedy.starts_with("accept UDP from port 30742 in"), "{remedy}");
     let evidence = refused(Some(RefusedSend::Unreachable), scene.unanswered());
     assert_eq!(scene.reasons(&evidence), [Reason::NoAnswer]);
     assert!(diagnose(&evidence, scene.now)[0].remedy.contains("no route to"));
