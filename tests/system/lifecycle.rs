@@ -123,6 +123,24 @@ fn second_copies_end_with_the_reason() -> Result<()> {
     })
 }
 
+/// To whom all processes would look as if they did not run.
+#[test]
+fn status_of_an_ordinary_user_asks_for_root() -> Result<()> {
+    play(&specs(), |scene| {
+        let script = "there=$(mktemp -d) && chmod 755 $there && cp \"$0\" $there/weft
+            setpriv --reuid=65534 --regid=65534 --clear-groups $there/weft status 2>&1
+            echo \"exit code $?\"; rm -r $there";
+        let mut shell = Command::new("sh");
+        let text = scene
+            .cluster("rome")
+            .head()
+            .command(shell.args(["-c", script]).arg(bin_dir()?.join("weft")), "")?;
+        ensure!(text.contains("run it as root") && text.contains("exit code 1"), "{text}");
+        ensure!(!text.contains("does not run"), "{text}");
+        Ok(())
+    })
+}
+
 fn specs() -> [ClusterSpec; 2] {
     [ClusterSpec::new("rome", 1, 2).dual_stack(), ClusterSpec::new("milan", 2, 1).dual_stack()]
 }

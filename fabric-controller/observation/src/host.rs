@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -49,6 +50,11 @@ struct Supervisor {
 /// Observes the fabric of a run directory. `None` if no supervisor ever finished starting in it.
 pub async fn look(dir: &RunDir) -> anyhow::Result<Option<Observation>> {
     let Some(record) = dir.record()? else { return Ok(None) };
+    ensure!(
+        !is_denied(&dir.pids()),
+        "{} is not for this user: run it as root",
+        dir.pids().display()
+    );
     let store = dir.store(&record)?;
     let mut snapshot = store.read(&observe::KINDS).await.context("cannot read the store")?;
     snapshot.problems.extend(store.problems().await);
@@ -88,6 +94,11 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         cluster_id: record.cluster_id,
         node: record.node,
     }
+}
+
+/// Returns whether this user may not read a folder: what runs would look as if it did not.
+fn is_denied(folder: &Path) -> bool {
+    fs::read_dir(folder).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Returns the holder of the lock. One that serves no socket is starting or stopping, or of an older release.
