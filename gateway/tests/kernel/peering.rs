@@ -38,12 +38,12 @@ fn same_pod_cidrs_reach_each_other_over_restarts() {
         let latency = rome.connection().unwrap().latency.unwrap();
         assert!(latency.value.ends_with('s') && latency.timestamp.is_some(), "{latency:?}");
 
-        // The server, killed, remembers its client and begins by itself.
+        // The server, killed, remembers its client and begins by itself. How soon is measured elsewhere.
         drop(server);
         let _server = milan.start();
         let since = Instant::now();
         while !reaches(rome) {
-            assert!(since.elapsed() < Duration::from_secs(3), "no way back after a restart");
+            assert!(since.elapsed() < Duration::from_secs(10), "no way back after a restart");
         }
 
         // An edit is applied without disturbing the session.
@@ -254,6 +254,7 @@ fn wrong_config_is_reported_and_old_one_stays() {
     in_two_hosts(|rome, milan| {
         let (_client, _server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);
+        milan.wait_for(ConnectionValue::Connected);
         let mut wrong = rome.config.clone();
         wrong.spec.pod_cidrs = vec!["10.200.0.1/16".to_owned()];
         at_once(rome.store.put(&wrong.into())).unwrap();
