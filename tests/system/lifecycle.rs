@@ -123,7 +123,7 @@ fn second_copies_end_with_the_reason() -> Result<()> {
     })
 }
 
-/// To whom all processes would look as if they did not run.
+/// All processes would look to that user as if they did not run.
 #[test]
 fn status_of_an_ordinary_user_asks_for_root() -> Result<()> {
     play(&specs(), |scene| {

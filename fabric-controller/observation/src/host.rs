@@ -96,7 +96,7 @@ async fn host(dir: &RunDir, record: Record) -> Host {
     }
 }
 
-/// Returns whether this user may not read a folder: what runs would look as if it did not.
+/// Returns whether this user may not read a folder: processes would look as if they did not run.
 fn is_denied(folder: &Path) -> bool {
     fs::read_dir(folder).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }

@@ -125,8 +125,8 @@ impl Firewall {
         for (family, ip, is_ipv4) in families.into_iter().filter(|_| !self.links.is_empty()) {
             let hosts =
                 self.links.iter().map(|link| link.host).filter(|ip| ip.is_ipv4() == is_ipv4);
-            let hosts: BTreeSet<String> = hosts.map(|host| host.to_string()).collect();
-            let hosts: Vec<String> = hosts.into_iter().collect();
+            let mut hosts: Vec<String> = hosts.map(|host| host.to_string()).collect();
+            hosts.dedup();
             let others = match hosts.is_empty() {
                 true => String::new(),
                 false => format!("{ip} daddr != {{ {} }} ", hosts.join(", ")),

@@ -156,13 +156,8 @@ fn pods_make_nothing_smaller_for_a_gateways_host() {
         &world.node,
         "ip route add 198.51.100.7 via 192.0.2.7; ip route add 2001:db8:1::7 via 2001:db8::7",
     );
-    let is_made_smaller = |world: &World| {
-        hosts.map(|ends| {
-            let [node, host] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
-            send(&world.pod, &errors([node, host], VXLAN), node);
-            is_smaller(&world.node, host)
-        })
-    };
+    let is_made_smaller =
+        |world: &World| hosts.map(|ends| is_made_smaller(world, &world.pod, ends));
     assert_eq!(is_made_smaller(&world), [true; 2], "without weft");
     sh(&world.node, "ip route flush cache; ip -6 route flush cache");
     world.configure(with_links());
@@ -171,7 +166,7 @@ fn pods_make_nothing_smaller_for_a_gateways_host() {
     assert_eq!(is_made_smaller(&world), [false; 2]);
 }
 
-/// Of other nodes' pods, which reach a gateway's host by its address among its own pods.
+/// Pods of other nodes reach a gateway's host by its address among its own pods.
 #[test]
 fn errors_to_other_addresses_of_hosts_need_a_flow() {
     let mut world = World::new();
@@ -186,13 +181,7 @@ fn errors_to_other_addresses_of_hosts_need_a_flow() {
         "ip address add 2001:db8::7/64 dev eth0 nodad
         ip route add 203.0.113.1 via 192.0.2.5; ip route add 2001:db8:2::1 via 2001:db8::5",
     );
-    let is_made_smaller = |world: &World| {
-        hosts.map(|ends| {
-            let [node, host] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
-            send(&world.gw, &errors([node, host], VXLAN), node);
-            is_smaller(&world.node, host)
-        })
-    };
+    let is_made_smaller = |world: &World| hosts.map(|ends| is_made_smaller(world, &world.gw, ends));
     assert_eq!(is_made_smaller(&world), [true; 2], "without weft");
     sh(&world.node, "ip route flush cache; ip -6 route flush cache");
     world.configure(with_links());
@@ -208,6 +197,13 @@ fn with_links() -> NodeConfigSpec {
     gateway.links = LINKS.map(|ip| ip.parse().unwrap()).to_vec();
     gateway.underlay = gateway.links[0];
     config
+}
+
+/// True if the node, by that address of its own, accepts a sender's error about VXLAN to a host.
+fn is_made_smaller(world: &World, sender: &netlink::Netns, ends: [&str; 2]) -> bool {
+    let [node, host] = ends.map(|ip| ip.parse::<IpAddr>().unwrap());
+    send(sender, &errors([node, host], VXLAN), node);
+    is_smaller(&world.node, host)
 }
 
 /// True if an error has been accepted about packets to there.
