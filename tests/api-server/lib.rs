@@ -4,10 +4,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where it is")]
 
+mod port;
 mod programs;
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Mutex;
@@ -20,6 +20,7 @@ use serde_json::Value;
 
 pub use crate::programs::{built, skip, skip_disturbed, start_program};
 
+use crate::port::Port;
 use crate::programs::{found, keep, run};
 
 /// A cold start on a busy machine.
@@ -40,8 +41,9 @@ const AUDIT: &str = "audit.log";
 /// Both programs end with this value, and with the process at the latest.
 pub struct ApiServer {
     dir: PathBuf,
-    port: u16,
-    etcd_port: u16,
+    port: Port,
+    /// For clients and for peers.
+    etcd_ports: [Port; 2],
     policy: &'static str,
     etcd: Child,
     api_server: Mutex<Option<Child>>,
@@ -68,10 +70,11 @@ impl ApiServer {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("tokens"), format!("{TOKEN},admin,1,system:masters\n")).unwrap();
         run(Command::new("openssl").args(["genrsa", "-out"]).arg(dir.join("key")).arg("2048"), "");
-        let [etcd_port, peer_port, port] = free_ports();
-        let etcd = start_etcd(&dir, etcd_port, peer_port);
+        let port = Port::claim();
+        let etcd_ports = [Port::claim(), Port::claim()];
+        let etcd = start_etcd(&dir, &etcd_ports);
         let api_server = Mutex::default();
-        let server = Self { dir, port, etcd_port, policy, etcd, api_server };
+        let server = Self { dir, port, etcd_ports, policy, etcd, api_server };
         server.write_kubeconfig(&server.admin(), "");
         server.resume();
         server.wait_until("there is a namespace", || server.kubectl(&["get", "ns", "default"], ""));
@@ -145,8 +148,8 @@ impl ApiServer {
     pub fn resume(&self) {
         let mut api = programs::command(&built("kube-apiserver"), &self.log("apiserver"));
         let file = |name: &str| self.dir.join(name).display().to_string();
-        api.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port));
-        api.arg(format!("--secure-port={}", self.port));
+        api.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_ports[0].number()));
+        api.arg(format!("--secure-port={}", self.port.number()));
         api.arg(format!("--cert-dir={}", file("certificates")));
         api.arg(format!("--token-auth-file={}", file("tokens")));
         api.arg(format!("--service-account-key-file={}", file("key")));
@@ -210,7 +213,7 @@ impl ApiServer {
     fn write_kubeconfig(&self, path: &Path, user: &str) {
         // The server makes its certificate when it first starts.
         let authority = self.dir.join("certificates/apiserver.crt");
-        let (port, authority) = (self.port, authority.display());
+        let (port, authority) = (self.port.number(), authority.display());
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
              clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{port}', certificate-authority: {authority}}}}}]\n\
@@ -247,8 +250,9 @@ fn missing() -> Option<String> {
     built.map(|path| path.display().to_string()).or_else(|| installed.map(str::to_owned))
 }
 
-fn start_etcd(dir: &Path, clients: u16, peers: u16) -> Child {
-    let [clients, peers] = [clients, peers].map(|port| format!("http://127.0.0.1:{port}"));
+fn start_etcd(dir: &Path, ports: &[Port; 2]) -> Child {
+    let [clients, peers] =
+        ports.each_ref().map(|port| format!("http://127.0.0.1:{}", port.number()));
     let mut etcd = programs::command(Path::new("etcd"), &dir.join("etcd.log"));
     etcd.arg("--data-dir").arg(dir.join("etcd")).arg("--unsafe-no-fsync");
     etcd.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
@@ -260,9 +264,4 @@ fn start_etcd(dir: &Path, clients: u16, peers: u16) -> Child {
 fn end(child: &mut Child) {
     drop(child.kill());
     drop(child.wait());
-}
-
-fn free_ports() -> [u16; 3] {
-    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
 }
