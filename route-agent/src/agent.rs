@@ -63,6 +63,8 @@ pub(crate) struct Agent {
     /// Declared addresses of the node that another has taken the place of.
     pub(crate) moved: Vec<MovedAddress>,
     pub(crate) homes: moved::Homes,
+    /// Devices with the node's addresses, and whether they are up and have a carrier.
+    pub(crate) carriers: BTreeMap<String, bool>,
     /// Settings that keep the node from forwarding, since when.
     pub(crate) forwarding_off: Vec<ForwardingOff>,
     /// Rules and routes of others that take packets between pods and peers, since when.
@@ -154,6 +156,7 @@ impl Agent {
                 let watched = self.reconcile().await;
                 settings = Settings::watch(&netns, watched.iter(), SETTINGS)
                     .context("cannot watch settings")?;
+                changes.watch_carriers(self.carriers.clone());
                 self.churn_limiter.throttle().await;
             }
         }
@@ -353,6 +356,7 @@ impl Agent {
                 return Vec::new();
             }
         };
+        self.carriers = host_state.underlay_carriers(&config.spec);
         let mode = if self.accept { Mode::Accept } else { Mode::Report };
         let gateways = config.spec.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
         let listen_ports = gateways.filter_map(|gateway| gateway.listen_port).collect();

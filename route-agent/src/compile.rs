@@ -51,6 +51,7 @@ pub(crate) fn compile(
     compiler.add_internal();
     compiler.add_own();
     compiler.note_missing();
+    compiler.note_carriers();
     compiler.out
 }
 
@@ -454,6 +455,16 @@ impl Compiler<'_> {
                     self.problem(format!("{name} is 0: this node forwards no packets of pods"));
                 }
             }
+        }
+    }
+
+    fn note_carriers(&mut self) {
+        let carriers = self.host_state.underlay_carriers(self.config);
+        for (dev, _) in carriers.into_iter().filter(|(_, has_carrier)| !has_carrier) {
+            self.problem(format!(
+                "{dev}, which has this node's address, is down or has no carrier, so nothing passes over it; \
+                 see its cable and switch (`ip link show {dev}`), or what it is attached to"
+            ));
         }
     }
 

@@ -16,6 +16,8 @@ pub(crate) struct HostState {
     pub(crate) addresses: Vec<Address>,
     /// MTUs of all devices, by name, in bytes.
     pub(crate) mtus: BTreeMap<String, u32>,
+    /// Devices, by name, and whether they are up and have a carrier.
+    pub(crate) carriers: BTreeMap<String, bool>,
     /// The kernel has IPv6.
     pub(crate) ipv6: bool,
     /// Settings that decide on forwarding, and whether they are on: one of the node for each family,
@@ -53,6 +55,7 @@ impl HostState {
         Ok(Self {
             routes,
             addresses,
+            carriers: links.iter().map(|link| (link.name.clone(), link.carrier)).collect(),
             mtus: links.into_iter().map(|link| (link.name, link.mtu)).collect(),
             ipv6: forwarding.contains_key(&names::forwarding(Family::Ipv6)),
             forwarding,
@@ -172,6 +175,12 @@ impl HostState {
     pub(crate) fn underlay_networks(&self, config: &NodeConfigSpec) -> BTreeSet<Cidr> {
         let own = self.addresses.iter().filter(|own| config.underlay.contains(&own.address));
         own.filter_map(|own| Cidr::around(own.address, own.len)).collect()
+    }
+
+    /// Devices with the node's addresses, and whether they are up and have a carrier.
+    pub(crate) fn underlay_carriers(&self, config: &NodeConfigSpec) -> BTreeMap<String, bool> {
+        let of_underlay = self.underlay_devices(config).into_iter();
+        of_underlay.filter_map(|dev| Some((dev.to_owned(), *self.carriers.get(dev)?))).collect()
     }
 
     fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {

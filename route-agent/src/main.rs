@@ -19,7 +19,7 @@ mod table;
 mod undone;
 mod vitals;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -134,6 +134,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         own_problems: BTreeSet::new(),
         moved: Vec::new(),
         homes: moved::Homes::new(),
+        carriers: BTreeMap::new(),
         forwarding_off: Vec::new(),
         diversions: Vec::new(),
         filtered: Vec::new(),

@@ -198,6 +198,8 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     problems.extend(view.problems(&snapshot.problems, !found.gateways.is_empty()));
     let mut all = found.problems.clone();
     all.extend(view.other_cluster_id(found));
+    // What a node's agent has found out explains what its gateways and others only miss.
+    all.extend(view.node_problems());
     all.extend(problems);
     // A message of several lines would look like several problems.
     let line = |problem: &String| problem.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -446,6 +448,12 @@ impl<'a> View<'a> {
                 found.extend(unreported.map(|message| format!("{object}: {message}")));
             }
         }
+        found
+    }
+
+    /// Problems that the nodes' agents report.
+    fn node_problems(&self) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
         for node in &self.nodes {
             let name = node.metadata.name.as_deref().unwrap_or_default();
             let reported = node.status.iter().flat_map(|status| &status.problems);

@@ -10,6 +10,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
 use crate::attributes::{output_device, table_of};
+use crate::links::has_carrier;
 use crate::multicast::Multicast;
 use crate::observe::LOCAL_TABLE;
 use crate::{Handle, NetlinkError, Scope};
@@ -33,7 +34,7 @@ const NETCONF_HEADERS: usize = 20;
 impl Handle {
     /// Watches links, addresses, neighbours, routes and rules of the scope, and those settings of its
     /// devices that the kernel notifies of; and what ours hang on without being ours: all devices'
-    /// addresses and MTUs.
+    /// addresses and MTUs. For carriers see [`Events::watch_carriers`].
     pub fn events(&self, scope: &Scope) -> Result<Events, NetlinkError> {
         let multicast = Multicast::open(&self.netns, NETLINK_ROUTE, &GROUPS)?;
         let names: BTreeSet<String> = scope.links.union(&scope.devices).cloned().collect();
@@ -47,12 +48,18 @@ impl Handle {
             last_rule: scope.last_rule,
             is_of_devices: scope.routes_of.is_some(),
             mtus: BTreeMap::new(),
+            carriers: BTreeMap::new(),
         };
         Ok(Events { multicast, filter })
     }
 }
 
 impl Events {
+    /// Watches whether these devices have a carrier, too, which each does now or not.
+    pub fn watch_carriers(&mut self, carriers: BTreeMap<String, bool>) {
+        self.filter.carriers = carriers;
+    }
+
     /// Returns after the next change, once it has been quiet for a moment (20 ms, but at most
     /// 200 ms after the first change). Lost notifications count as a change. Can be cancelled
     /// without losing one.
@@ -75,6 +82,8 @@ struct Filter {
     is_of_devices: bool,
     /// MTUs of the devices reported so far.
     mtus: BTreeMap<u32, u32>,
+    /// Devices, by name, whose carriers matter, and whether each has one.
+    carriers: BTreeMap<String, bool>,
 }
 
 impl Filter {
@@ -120,23 +129,25 @@ impl Filter {
     }
 
     fn new_link_matters(&mut self, link: &LinkMessage) -> bool {
-        let index = link.header.index;
+        let (index, carrier) = (link.header.index, has_carrier(link));
         let mut ours = self.indices.contains(&index);
         // Nothing hangs on a device that has just been made.
         let is_new = link.header.change_mask.bits() == u32::MAX;
-        let mut mtu_changed = false;
+        let (mut mtu_changed, mut carrier_changed) = (false, false);
         for attribute in &link.attributes {
-            if let LinkAttribute::IfName(name) = attribute
-                && self.names.contains(name)
-            {
-                ours = true;
-                self.indices.insert(index);
+            if let LinkAttribute::IfName(name) = attribute {
+                if self.names.contains(name) {
+                    ours = true;
+                    self.indices.insert(index);
+                }
+                let before = self.carriers.get_mut(name).map(|of| std::mem::replace(of, carrier));
+                carrier_changed = before.is_some_and(|before| before != carrier);
             } else if let LinkAttribute::Mtu(mtu) = attribute {
                 let before = self.mtus.insert(index, *mtu);
                 mtu_changed = before.map_or(!is_new, |before| before != *mtu);
             }
         }
-        ours || mtu_changed
+        ours || mtu_changed || carrier_changed
     }
 }
 

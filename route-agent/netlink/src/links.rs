@@ -26,6 +26,8 @@ pub struct LinkInfo {
     pub mtu: u32,
     pub mac: Option<Mac>,
     pub up: bool,
+    /// It is up, and so is what is under it: a cable is in, the other end of a veth is up.
+    pub carrier: bool,
 }
 
 /// The way that the kernel would send a packet.
@@ -165,6 +167,10 @@ fn as_route(message: &Message) -> Option<&RouteMessage> {
     if let Message::NewRoute(route) = message { Some(route) } else { None }
 }
 
+pub(crate) fn has_carrier(message: &LinkMessage) -> bool {
+    message.header.flags.contains(LinkFlags::LowerUp)
+}
+
 pub(crate) fn link_info(message: &LinkMessage) -> LinkInfo {
     let mut info = LinkInfo {
         name: String::new(),
@@ -172,6 +178,7 @@ pub(crate) fn link_info(message: &LinkMessage) -> LinkInfo {
         mtu: 0,
         mac: None,
         up: message.header.flags.contains(LinkFlags::Up),
+        carrier: has_carrier(message),
     };
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(name) = attribute {

@@ -45,6 +45,18 @@ ip -6 rule add from all lookup 18953 priority 32765 proto 119
 }
 
 #[test]
+fn address_without_carrier_is_a_problem() {
+    let mut host_state = host_state();
+    host_state.carriers.extend([("eth0".to_owned(), false), ("eth1".to_owned(), false)]);
+    let problems = compile(&config(vec![peering()]), &host_state).problems;
+    let [problem] = &Vec::from_iter(problems)[..] else { panic!() };
+    assert!(
+        problem.starts_with("eth0, which has this node's address, is down or has no carrier"),
+        "{problem}"
+    );
+}
+
+#[test]
 fn lost_tunnel_keeps_route_and_refuses_new() {
     let lost = NodePeering { connected: false, ..peering() };
     let compiled = compile(&config(vec![lost]), &host_state());
@@ -373,6 +385,7 @@ fn host_state() -> HostState {
             address("eth0", "fe80::5", 64),
         ],
         mtus: BTreeMap::from([("lo".to_owned(), 65536), ("eth0".to_owned(), 1500)]),
+        carriers: ["lo", "eth0"].map(|dev| (dev.to_owned(), true)).into(),
         ipv6: true,
         forwarding: [Family::Ipv4, Family::Ipv6].map(|f| (names::forwarding(f), true)).into(),
     }

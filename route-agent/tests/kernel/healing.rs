@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::node::{PEER, World, config, eventually, sh};
 
+const SOON: Duration = Duration::from_secs(5);
 const HEALED: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(400);
 
@@ -144,4 +145,20 @@ fn an_idle_agent_takes_no_time() {
     let before = ticks();
     std::thread::sleep(Duration::from_secs(3));
     assert!(ticks() - before <= 1, "an idle agent was at work");
+}
+
+#[test]
+fn underlay_without_carrier_is_named_until_it_is_back() {
+    let world = World::running(config());
+    // Whose changes are notified of as well.
+    sh(&world.node, "sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1; sleep 1");
+    let named = "eth0, which has this node's address, is down or has no carrier";
+    let is_named = || world.problems().iter().any(|p| p.starts_with(named));
+    for node in ["true", "ip link set eth0 down; sleep 0.5; ip link set eth0 up"] {
+        sh(&world.gw, "ip link set eth0 down");
+        sh(&world.node, node);
+        eventually("it is named", SOON, is_named);
+        sh(&world.gw, "ip link set eth0 up");
+        eventually("the problem is gone", SOON, || !is_named());
+    }
 }

@@ -26,10 +26,15 @@ pub(super) fn problems(view: &View<'_>, config: &GatewayConfig, now: Timestamp) 
     shown(config, now).into_iter().map(line).collect()
 }
 
+/// Returns whether a fault is that nothing comes from the peer.
+pub(super) fn of_silence(fault: &PeeringFault) -> bool {
+    let reasons = [PeeringFault::NO_ANSWER, PeeringFault::NOT_RECEIVED, PeeringFault::NO_HANDSHAKE];
+    reasons.contains(&fault.reason.as_str())
+}
+
 fn text(fault: &PeeringFault, now: Timestamp) -> String {
-    let lasts = [PeeringFault::NO_ANSWER, PeeringFault::NOT_RECEIVED, PeeringFault::NO_HANDSHAKE];
     let since = fault.since.parse::<Timestamp>();
-    match since.ok().filter(|_| lasts.contains(&fault.reason.as_str())) {
+    match since.ok().filter(|_| of_silence(fault)) {
         Some(since) => {
             let seconds = (now.as_millisecond() - since.as_millisecond() + 500).max(0) / 1000;
             format!("{} for {seconds} s", fault.message)

@@ -6,6 +6,7 @@ use fabric_api::networking::ConnectionValue;
 use fabric_supervisor::workloads::names;
 use jiff::Timestamp;
 
+use super::faults::of_silence;
 use super::{Life, Liveness, View};
 
 /// Age in seconds at which the status Connected of a Connection is stale. A gateway writes one at
@@ -82,7 +83,14 @@ fn outdated_since(
     (stale_after, now): (i64, Timestamp),
 ) -> Option<Timestamp> {
     let status = view.connection_of(config)?;
-    let at = status.latency.as_ref()?.timestamp.as_ref()?.parse::<Timestamp>().ok()?;
+    let answered = status.latency.as_ref()?.timestamp.as_ref()?.parse::<Timestamp>().ok()?;
+    // While the peer does not answer, the gateway reports that alone, and Error in the end.
+    let mut faults = config.status.iter().flat_map(|status| &status.faults);
+    let silence = faults.find(|fault| of_silence(fault)).and_then(|of| of.since.parse().ok());
+    let at = silence.map_or(answered, |since: Timestamp| since.max(answered));
+    let probe = &config.spec.probe;
+    let until_error = i64::from(probe.interval_ms) * i64::from(probe.loss_threshold) / 1000;
+    let stale_after = stale_after + silence.map_or(0, |_| until_error);
     let is_outdated = now.as_second() - at.as_second() > stale_after;
     (status.value == ConnectionValue::Connected && is_outdated).then_some(at)
 }

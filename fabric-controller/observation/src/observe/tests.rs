@@ -1,4 +1,4 @@
-use fabric_api::fabric::{FabricRecord, NodeConfig, PacketDrop, UnreachableGateway};
+use fabric_api::fabric::{FabricRecord, NodeConfig, PacketDrop, PeeringFault, UnreachableGateway};
 use fabric_api::networking::GatewayClient;
 
 use super::*;
@@ -195,6 +195,40 @@ fn outdated_report_of_own_gateway_is_an_error() {
     assert_eq!(seen.peerings[0].state, State::Error);
     let is_named = |p: &String| p.starts_with("gateway t/client has reported nothing for 20 s");
     assert!(seen.problems.iter().any(is_named), "{:?}", seen.problems);
+}
+
+#[test]
+fn gateway_that_misses_its_peer_is_not_silent() {
+    let ago =
+        |seconds: i64| Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
+    let mut connection = connection(ConnectionValue::Connected);
+    let latency = connection.status.as_mut().unwrap().latency.as_mut().unwrap();
+    latency.timestamp = Some(ago(18).to_string());
+    let mut gateway = config("t", "client", "n1");
+    gateway.status.get_or_insert_default().faults.push(PeeringFault {
+        reason: PeeringFault::NO_ANSWER.to_owned(),
+        message: "no answer from milan".to_owned(),
+        remedy: "check it".to_owned(),
+        since: ago(8).to_string(),
+    });
+    let objects = snapshot([gateway.into(), connection.into()]);
+    let seen = observe(&objects, &found(Some(Liveness::Answers)));
+    assert_eq!(seen.peerings[0].state, State::Degraded);
+    let silent = |p: &String| p.contains("has reported nothing");
+    assert!(!seen.problems.iter().any(silent), "{:?}", seen.problems);
+}
+
+#[test]
+fn findings_of_nodes_come_first() {
+    let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
+        "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []});
+    let mut node = NodeConfig::new("n1", serde_json::from_value(spec).unwrap());
+    node.status.get_or_insert_default().problems = vec!["eth0 has no carrier".to_owned()];
+    let mut gateway = config("t", "client", "n1");
+    gateway.status.get_or_insert_default().problems = vec!["it misses much".to_owned()];
+    let problems = observe(&snapshot([gateway.into(), node.into()]), &found(None)).problems;
+    assert_eq!(problems[0], "node n1: eth0 has no carrier");
+    assert!(problems.contains(&"gateway t/client: it misses much".to_owned()), "{problems:?}");
 }
 
 #[test]
