@@ -50,7 +50,16 @@ pub struct NodePaths {
 impl Node {
     fn new(trace_at: Instant) -> Self {
         let (due, last) = (trace_at, Timestamp::UNIX_EPOCH);
-        Self { is_awaited: false, unanswered: None, due, last, trace_at, traced: None, fault: None }
+        Self {
+            is_awaited: false,
+            unanswered: None,
+            due,
+            last,
+            trace_at,
+            is_asked: false,
+            traced: None,
+            fault: None,
+        }
     }
 }
 
@@ -87,6 +96,8 @@ struct Node {
     /// Time at which the last one did.
     last: Timestamp,
     trace_at: Instant,
+    /// Its kernel was asked since its last probe. An answer without that is a late one, of an earlier silence.
+    is_asked: bool,
     /// Time of the last answer of the node's kernel.
     traced: Option<Instant>,
     fault: Option<(PathFault, Timestamp)>,
@@ -143,7 +154,7 @@ impl Nodes {
 
     /// The node's kernel has answered over VXLAN.
     pub fn handle_trace(&mut self, node: &str, now: Instant) {
-        if let Some(node) = self.known.get_mut(node) {
+        if let Some(node) = self.known.get_mut(node).filter(|node| node.is_asked) {
             node.traced = Some(now);
         }
     }
@@ -160,6 +171,7 @@ impl Nodes {
             if now >= node.trace_at {
                 let is_known = node.fault.is_some();
                 node.trace_at = now + if is_known { TRACE_KNOWN } else { TRACE_INTERVAL };
+                node.is_asked = true;
                 asked.push(name.clone());
             }
             if now >= node.due + GRACE {
@@ -372,6 +384,17 @@ mod tests {
             world.pass(SECOND / 10, true);
             assert_eq!(world.fault(), Some(PathFault::NoAgent), "{tenth} tenths later");
         }
+    }
+
+    #[test]
+    fn late_answer_of_an_earlier_silence_counts_for_nothing() {
+        let mut world = World::new();
+        world.probe(|_| {});
+        world.pass(2 * SECOND, false);
+        world.probe(|_| {});
+        world.nodes.handle_trace("n2", world.now);
+        world.pass(3 * SECOND, false);
+        assert_eq!(world.fault(), Some(PathFault::NoAnswer));
     }
 
     #[test]

@@ -253,11 +253,11 @@ impl Probing {
                 responder.send(&notice.encode(), (external, OVERLAY_PROBE_PORT).into());
             }
         }
-        if self.look_at.take().is_some() {
-            for at in responder.traced() {
-                let node = desired.nodes.iter().find(|node| has_address(node, at));
-                node.into_iter().for_each(|node| self.nodes.handle_trace(&node.name, now));
-            }
+        self.look_at = None;
+        // Late answers of an earlier silence are taken off the sockets before a node is asked again.
+        for at in responder.traced() {
+            let node = desired.nodes.iter().find(|node| has_address(node, at));
+            node.into_iter().for_each(|node| self.nodes.handle_trace(&node.name, now));
         }
         for name in self.nodes.poll(now, late) {
             if let Some(external) = external(&name) {
