@@ -121,6 +121,18 @@ struct Seen {
     standing: Standing,
 }
 
+impl Seen {
+    /// Path MTU that probes have verified, if only those of the gateway before. What the kernel has learnt from
+    /// errors, which may be forged, counts without one only (RFC 8899 section 4.6.2).
+    fn path_mtu(&self) -> Option<u32> {
+        self.path_mtu.or_else(|| self.remembered_path_mtu())
+    }
+
+    fn remembered_path_mtu(&self) -> Option<u32> {
+        self.input.config.as_ref()?.status.as_ref()?.path_mtu
+    }
+}
+
 impl Dataplane {
     /// Returns the endpoint in force, which roaming may have changed.
     fn peer_at(&self) -> Option<SocketAddr> {
@@ -136,7 +148,7 @@ impl Dataplane {
         }
         self.relay_to(desired.listen_port.zip(seen.standing.active_other)).await;
         let address = self.peer_at().or(seen.endpoint);
-        let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu });
+        let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu() });
         let (refused, guarded, applied) = tokio::join!(
             self.refusal.ensure(!(seen.connected || self.engine.retiring().is_some())),
             ensure(&mut self.only_nodes),
@@ -189,7 +201,6 @@ impl Dataplane {
     /// After a pass that failed, what the last good one did is still so.
     fn plane(&self, seen: &Seen, problems: Vec<String>) -> Plane {
         let mtu = self.done.as_ref().map(|done| done.mtu);
-        let status = seen.input.config.as_ref().and_then(|config| config.status.as_ref());
         let lane = self.engine.lane().zip(self.engine.order());
         let running = lane.map(|(lane, order)| Running {
             desired: order.desired.clone(),
@@ -199,7 +210,7 @@ impl Dataplane {
             mtu: mtu.map_or(0, |mtu| mtu.bytes),
             mtu_bound: mtu.map_or(MtuBound::Spec, |mtu| mtu.bound),
             path_mtu: seen.path_mtu,
-            remembered_path_mtu: status.and_then(|status| status.path_mtu),
+            remembered_path_mtu: seen.remembered_path_mtu(),
             way: mtu.and_then(|mtu| mtu.way),
             port: self.engine.port(),
             relay_port: self.engine.relay_port(),
@@ -276,4 +287,33 @@ fn publish(planes: &watch::Sender<Plane>, plane: Plane) {
         *current = plane;
         changed
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_api::fabric::GatewayConfigStatus;
+
+    use super::*;
+    use crate::config::desired::tests::config;
+
+    #[test]
+    fn verified_path_of_the_gateway_before_counts_at_a_start() {
+        let mut config = config();
+        let path_mtu = Some(1400);
+        config.status = Some(GatewayConfigStatus { path_mtu, ..GatewayConfigStatus::default() });
+        let mut seen = Seen {
+            input: Input { config: Some(Arc::new(config)), ..Input::default() },
+            endpoint: None,
+            connected: false,
+            ports: 0,
+            path_mtu: None,
+            standing: Standing::default(),
+        };
+        assert_eq!(seen.path_mtu(), path_mtu);
+        seen.path_mtu = Some(1300);
+        assert_eq!(seen.path_mtu(), Some(1300));
+        seen.input = Input::default();
+        seen.path_mtu = None;
+        assert_eq!(seen.path_mtu(), None);
+    }
 }
