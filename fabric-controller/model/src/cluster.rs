@@ -122,14 +122,15 @@ impl Cluster {
         let real = index.all::<core::Node>(Kind::Node).filter(|(_, node)| real(node));
         for (reference, manifest) in real {
             match node(index, (reference, manifest), &self.pods, problems) {
-                Some(mut node) => {
-                    separate(reference, &mut node, &self.nodes, problems);
+                Some(node) => {
+                    report_addresses(reference, &node, &self.nodes, problems);
                     self.nodes.push(node);
                 }
                 None => self.faulty.push(reference.clone()),
             }
         }
-        let Self { nodes, pods, .. } = self;
+        let Self { nodes, pods, faulty, .. } = self;
+        separate_pods(index, nodes, faulty, problems);
         nodes.iter_mut().for_each(|node| add_pods(index, pods, node));
     }
 }
@@ -151,8 +152,8 @@ fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
     problems.accepted(&reference, check::cluster_id(map))
 }
 
-/// Reports addresses of another node and removes its pod CIDRs: packets could go to one only.
-fn separate(reference: &ObjectRef, node: &mut Node, others: &[Node], problems: &mut Problems) {
+/// Reports addresses of another node.
+fn report_addresses(reference: &ObjectRef, node: &Node, others: &[Node], problems: &mut Problems) {
     for other in others {
         if let Some(address) = node.underlay.iter().find(|a| other.underlay.contains(a)) {
             let message = format!("{address} is {}'s too; expected one of its own", other.name);
@@ -165,17 +166,44 @@ fn separate(reference: &ObjectRef, node: &mut Node, others: &[Node], problems: &
             );
             problems.add(reference, "status.addresses", message);
         }
-        let overlapping = &mut node.overlapping;
-        node.pods.retain(|cidr| {
-            let overlaps = other.pods.iter().any(|theirs| theirs.overlaps(cidr));
-            if overlaps {
-                let node = other.name.clone();
-                overlapping.push(OverlappingPods { cidr: cidr.to_string(), node });
-                let message = format!("{cidr} overlaps {}'s; it is left out", other.name);
-                problems.add(reference, "spec.podCIDRs", message);
-            }
-            !overlaps
-        });
+    }
+}
+
+/// Reports pod CIDRs that overlap another node's and removes them: packets could go to one only. A node keeps
+/// one that is published as its own, even if its Node is `faulty` now; of others, the first by name.
+fn separate_pods(index: &Index, nodes: &mut [Node], faulty: &[ObjectRef], problems: &mut Problems) {
+    let published = |name: &str| {
+        let spec = index.typed::<NodeConfig>(&of_node(name)).map(|config| &config.spec);
+        let spec = spec.filter(|spec| !spec.removed);
+        spec.map(|spec| spec.local_pods.as_slice()).unwrap_or_default()
+    };
+    let mut all = Vec::new();
+    for (at, node) in nodes.iter().enumerate() {
+        all.extend(
+            node.pods
+                .iter()
+                .map(|cidr| (!published(&node.name).contains(&cidr.to_string()), at, *cidr)),
+        );
+    }
+    all.sort_by_key(|(is_new, at, _)| (*is_new, *at));
+    let mut kept: Vec<(String, Cidr)> = Vec::new();
+    for ObjectRef { name, .. } in faulty {
+        let pods = published(name).iter().filter_map(|pods| pods.parse().ok());
+        kept.extend(pods.map(|pods| (name.clone(), pods)));
+    }
+    for (_, at, cidr) in all {
+        let name = nodes[at].name.clone();
+        let overlaps = |(other, theirs): &&(String, Cidr)| *other != name && theirs.overlaps(&cidr);
+        let Some((other, _)) = kept.iter().find(overlaps) else {
+            kept.push((name, cidr));
+            continue;
+        };
+        let other = other.clone();
+        let reference = ObjectRef::new(Kind::Node, "", &name);
+        let message = format!("{cidr} overlaps {other}'s; it is left out");
+        problems.add(&reference, "spec.podCIDRs", message);
+        nodes[at].pods.retain(|pods| *pods != cidr);
+        nodes[at].overlapping.push(OverlappingPods { cidr: cidr.to_string(), node: other });
     }
 }
 

@@ -296,6 +296,28 @@ fn two_nodes_cannot_have_the_same_pods_or_address() {
 }
 
 #[test]
+fn running_node_keeps_its_pod_cidr_from_a_new_one() {
+    let mut world = peered();
+    world.apply(node("n0", "192.0.2.10", 1));
+    world.settle();
+    let overlaps = "Node n0: spec.podCIDRs: 10.200.1.0/24 overlaps n1's; it is left out";
+    assert_eq!(world.problems(), [overlaps]);
+    assert_eq!(world.node("n1").unwrap().local_pods, ["10.200.1.0/24"]);
+    assert_eq!(world.node("n0").unwrap().local_pods, [] as [String; 0]);
+    let mut without_address: Node = node("n1", "192.0.2.11", 1).try_into().unwrap();
+    without_address.status.as_mut().unwrap().addresses = None;
+    world.apply(without_address.into());
+    world.settle();
+    assert!(world.problems().contains(&overlaps.to_owned()), "{:?}", world.problems());
+    world.delete(&n("n1"));
+    world.settle();
+    assert_eq!(world.node("n0").unwrap().local_pods, ["10.200.1.0/24"]);
+    world.apply(node("n1", "192.0.2.11", 1));
+    world.settle();
+    assert_eq!(world.node("n0").unwrap().local_pods, ["10.200.1.0/24"]);
+}
+
+#[test]
 fn declared_address_of_two_nodes_is_named_once_found() {
     let mut world = peered();
     world.apply(node("n2", "192.0.2.11", 2));
