@@ -27,6 +27,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GetArgs {
     /// A kind, its plural or its short name, in any case (configuration, gws, networks), or `all`.
+    #[arg(value_parser = checked_kind)]
     kind: String,
     /// Of one resource; without it, all of the kind are printed.
     name: Option<String>,
@@ -45,6 +46,11 @@ enum Output {
     Yaml,
     Json,
     Name,
+}
+
+/// A wrong kind is wrong usage: clap exits with 2.
+fn checked_kind(text: &str) -> anyhow::Result<String> {
+    kinds(text).map(|_| text.to_owned())
 }
 
 pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {

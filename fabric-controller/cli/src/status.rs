@@ -38,6 +38,9 @@ On a further host (`weft agent`) a gateway that does not answer its agent, or ha
 for 30 s, is Error: what else is shown of it is as old as its problem says. So is every peering on a
 host whose Node is not in the manifests.
 
+RX, TX: bytes from and to the peer, as the gateway last reported them: on a host every 20 s, in
+Kubernetes every 60 s, unless something else changes; its metrics are up to date.
+
 MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or
 route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets through to the peer
 (Path). PATH: the largest IP packet known to get there (pathMtu); 1400+ means that nothing larger
@@ -262,7 +265,7 @@ fn row(peering: &Peering, now: Timestamp) -> [String; 11] {
     let remaps: Vec<_> = peering.remaps.iter().map(remap).collect();
     let handshake = peering.last_handshake.as_deref().and_then(|text| text.parse().ok());
     [
-        peering.cluster.clone(),
+        shortened(&peering.cluster),
         peering.role.map_or_else(unknown, |role| format!("{role:?}")),
         format!("{:?}", peering.state),
         peering.latency.clone().unwrap_or_else(unknown),
@@ -274,6 +277,15 @@ fn row(peering: &Peering, now: Timestamp) -> [String; 11] {
         peering.path_mtu.map_or_else(unknown, |path| path_text(path, peering.mtu_bound)),
         peering.endpoint.clone().unwrap_or_else(unknown),
     ]
+}
+
+/// A cluster ID has at most 63 characters; a manifest may have anything.
+fn shortened(cluster: &str) -> String {
+    const LONGEST: usize = 63;
+    match cluster.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &cluster[..end]),
+        None => cluster.to_owned(),
+    }
 }
 
 fn remap(remap: &Remap) -> String {
@@ -360,6 +372,12 @@ mod tests {
         assert_eq!(shown(1), "10.70.0.1 (10.202.1.1)");
         let all = shown(5);
         assert!(all.ends_with("10.70.0.3 (10.202.1.3), 2 more"), "{all}");
+    }
+
+    #[test]
+    fn overlong_name_of_a_cluster_is_shortened() {
+        assert_eq!(shortened(&"m".repeat(63)), "m".repeat(63));
+        assert_eq!(shortened(&"ä".repeat(300)), "ä".repeat(63) + "…");
     }
 
     #[test]

@@ -110,13 +110,14 @@ fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode>
 fn cramp(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
     let mut reports = config.status.iter().flat_map(|status| &status.cramped_gateways);
     let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
-    let way = config.spec.peerings.iter().find(|of| of.peer_cluster_id == report.peer_cluster_id);
-    let underlay = way.and_then(|peering| peering.gateway.as_ref()).map(|of| of.underlay);
-    let overhead = match underlay {
-        Some(IpAddr::V4(_)) => VXLAN_OVERHEAD,
-        Some(IpAddr::V6(_)) | None => VXLAN_OVERHEAD_V6,
+    let [v4, v6] = [VXLAN_OVERHEAD, VXLAN_OVERHEAD_V6].map(|of| report.bytes.saturating_add(of));
+    let has = |ipv6| config.spec.underlay.iter().any(|own: &IpAddr| own.is_ipv6() == ipv6);
+    let on_links = match (has(false), has(true)) {
+        (true, true) => format!("{v4} bytes ({v6} over IPv6)"),
+        (false, true) => format!("{v6} bytes"),
+        (_, false) => format!("{v4} bytes"),
     };
-    let detail = format!("{}{SEPARATOR}{}", report.bytes, report.bytes.saturating_add(overhead));
+    let detail = format!("{}{SEPARATOR}{on_links}", report.bytes);
     Some(reported(config, PathFault::Cramped, detail, &report.since))
 }
 
@@ -268,7 +269,7 @@ pub fn remedy(of: &UnreachableNode) -> String {
              gateway's host"
         ),
         PathFault::Cramped => format!(
-            "let all links between {node} and the gateway's host pass {} bytes: give their devices one \
+            "let all links between {node} and the gateway's host pass {}: give their devices one \
              MTU; or set spec.mtu of the gateway lower",
             second_part.unwrap_or(detail)
         ),
@@ -380,7 +381,15 @@ mod tests {
             describe(&of(&first, &status).unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
         let words =
             "n1: packets of 1440 bytes between it and the gateway are lost over VXLAN, smaller";
-        assert!(text.starts_with(words) && text.contains("pass 1510 bytes"), "{text}");
+        assert!(text.starts_with(words) && text.contains("pass 1490 bytes"), "{text}");
+        for (address, links) in
+            [("2001:db8::1", "pass 1510 bytes"), ("192.0.2.1", "pass 1490 bytes (1510 over IPv6)")]
+        {
+            first.spec.underlay.push(address.parse().unwrap());
+            let text = remedy(&of(&first, &status).unreachable[0]);
+            assert!(text.contains(links), "{text}");
+        }
+        first.spec.underlay.clear();
         status["unreachableNodes"] =
             json!([{"node": "n1", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]);
         assert_eq!(of(&first, &status).unreachable[0].fault, PathFault::OneWay);

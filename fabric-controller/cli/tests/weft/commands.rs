@@ -317,6 +317,9 @@ fn commands_without_fabric_fail_with_remedy() {
         assert_eq!(done.status.code(), Some(1));
         assert!(stderr(&done).contains("no fabric runs here"), "{}", stderr(&done));
     }
+    let done = weft(&["get", "bogus", &run]);
+    assert_eq!(done.status.code(), Some(2), "{}", stderr(&done));
+    assert!(stderr(&done).contains("expected all or one of"), "{}", stderr(&done));
     assert!(!dir.exists(), "looking made a directory");
 }
 
