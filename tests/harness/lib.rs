@@ -25,7 +25,7 @@ pub use host::{Files, Host, find_holders, remove_group};
 pub use kubernetes::Kubernetes;
 pub use lab::{Lab, SWITCH_V4, SWITCH_V6, TIMEOUT, on_segment};
 pub use netns::{Netns, require};
-pub use program::{Program, bin_dir, previous_dir, resident_bytes, stolen};
+pub use program::{Program, bin_dir, measured, previous_dir, resident_bytes, stolen};
 pub use report::scrape;
 pub use spec::{ClusterSpec, Families};
 pub use stock_peer::{STOCK_DEVICE, StockPeer, Tunnel, hex};

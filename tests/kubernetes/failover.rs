@@ -11,12 +11,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::{Image, Machine, Object};
 use weft_tests::traffic::HeldConnection;
-use weft_tests::{Kubernetes, Lab, skip, wait_until};
+use weft_tests::{Kubernetes, Lab, measured, skip, wait_until};
 
 use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, Traffic, selector};
 use crate::stage::{note, note_time, play, rome_and_milan_specs, step};
 
 pub(crate) const REPLICAS: &str = "networking.gatewayTemplates.replicas=2";
+const SINGLE: &str = "networking.gatewayTemplates.replicas=1";
 /// Longest outage when the replica with the tunnel is gone at once, and when it hands the tunnel over: much of
 /// it is the share of two processors that four nodes leave to a pod.
 pub(crate) const TAKEN_OVER: Duration = Duration::from_secs(3);
@@ -177,16 +178,43 @@ pub(crate) fn leave_first_node(cluster: &Kubernetes) -> Result<()> {
 
 /// Nothing is lost meanwhile.
 pub(crate) fn second_replicas(pair: &Pair) -> Result<()> {
-    let traffic = pair.streaming(|| {
-        pair.each(|cluster| cluster.set_weft(REPLICAS))?;
-        for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
-            wait_until("both replicas are ready", TIMEOUT, || are_ready(cluster, gateway))?;
+    let mut is_first = true;
+    let replace = || {
+        if !std::mem::replace(&mut is_first, false) {
+            single_replicas(pair)?;
         }
-        pair.wait_connected(SOON)
-    })?;
-    note_time(traffic.longest_outage(), "without a tunnel while the Deployments were replaced");
+        pair.streaming(|| {
+            pair.each(|cluster| cluster.set_weft(REPLICAS))?;
+            for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
+                wait_until("both replicas are ready", TIMEOUT, || are_ready(cluster, gateway))?;
+            }
+            pair.wait_connected(SOON)
+        })
+    };
+    let traffic = measured(replace, |of| of.longest_outage().saturating_sub(HANDED_OVER))?;
     ensure!(traffic.longest_outage() < HANDED_OVER, "{traffic:?}");
+    note_time(traffic.longest_outage(), "without a tunnel while the Deployments were replaced");
     Ok(())
+}
+
+/// Back to one replica of each gateway.
+fn single_replicas(pair: &Pair) -> Result<()> {
+    pair.each(|cluster| cluster.set_weft(SINGLE))?;
+    for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
+        wait_until("one replica is left", TIMEOUT, || {
+            let pods = pods(cluster, gateway)?;
+            ensure!(pods.len() == 1 && pods.iter().all(is_ready), "{} are there", pods.len());
+            Ok::<_, anyhow::Error>(())
+        })?;
+    }
+    pair.wait_connected(SOON)
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    let has_condition =
+        conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
+    has_condition && pod["metadata"]["deletionTimestamp"].is_null()
 }
 
 /// Plays an abrupt event, and a hand-over.
@@ -201,9 +229,10 @@ fn play_all(pair: &Pair, events: &[Event], held: &mut HeldConnection, rounds: us
         for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS).take(ends) {
             let mut outages = Vec::new();
             for _ in 0..rounds {
-                let traffic = take_tunnel(pair, event, cluster, gateway)?;
-                let lost: Vec<_> = traffic.streams.iter().map(|stream| stream.lost).collect();
+                let excess = |of: &Traffic| of.longest_outage().saturating_sub(event.limit);
+                let traffic = measured(|| take_tunnel(pair, event, cluster, gateway), excess)?;
                 ensure!(traffic.longest_outage() < event.limit, "{}: {traffic:?}", event.what);
+                let lost: Vec<_> = traffic.streams.iter().map(|stream| stream.lost).collect();
                 outages.push((traffic.longest_outage(), lost));
                 held.echoes(SOON)?;
             }
@@ -264,12 +293,7 @@ pub(crate) fn active(cluster: &Kubernetes, gateway: Object<'static>) -> Result<A
 /// Two are ready, on two nodes, and the label is that of the one with the tunnel alone.
 pub(crate) fn are_ready(cluster: &Kubernetes, gateway: Object<'static>) -> Result<()> {
     let pods = pods(cluster, gateway)?;
-    let is_ready = |pod: &&Value| {
-        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        pod["metadata"]["deletionTimestamp"].is_null()
-            && conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
-    };
-    let ready = pods.iter().filter(is_ready).count();
+    let ready = pods.iter().filter(|pod| is_ready(pod)).count();
     ensure!(ready == 2 && pods.len() == 2, "{ready} of {} are ready", pods.len());
     let active = active(cluster, gateway)?;
     for pod in &pods {
