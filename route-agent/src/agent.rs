@@ -497,6 +497,8 @@ impl Agent {
         self.problems = problems;
         let FaultyPaths { unreachable, lossy, cramped } = self.probes.faulty();
         let undone = self.undone.named(Instant::now());
+        let packet_drops =
+            [HostState::without_carrier(&self.carriers), found.packet_drops()].concat();
         let paths = unreachable.len() + lossy.len() + cramped.len();
         let faults = paths + usize::from(undone.is_some());
         self.vitals.set_problems(self.problems.len() + faults);
@@ -507,7 +509,7 @@ impl Agent {
             moved: self.moved.clone(),
             forwarding_off: self.forwarding_off.clone(),
             diversions: [&*self.diversions, &*self.filtered].concat(),
-            packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
+            packet_drops: if unreachable.is_empty() { Vec::new() } else { packet_drops },
             unreachable_gateways: unreachable,
             lossy_gateways: lossy,
             cramped_gateways: cramped,

@@ -460,11 +460,9 @@ impl Compiler<'_> {
 
     fn note_carriers(&mut self) {
         let carriers = self.host_state.underlay_carriers(self.config);
-        for (dev, _) in carriers.into_iter().filter(|(_, has_carrier)| !has_carrier) {
-            self.problem(format!(
-                "{dev}, which has this node's address, is down or has no carrier, so nothing passes over it; \
-                 see its cable and switch (`ip link show {dev}`), or what it is attached to"
-            ));
+        for drop in HostState::without_carrier(&carriers) {
+            let (cause, remedy) = (drop.cause, drop.remedy);
+            self.problem(format!("{cause}, so nothing passes over it; {remedy}"));
         }
     }
 

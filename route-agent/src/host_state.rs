@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
-use fabric_api::fabric::NodeConfigSpec;
+use fabric_api::fabric::{NodeConfigSpec, PacketDrop};
 use foreign::other_firewalls::Way;
 use netlink::nft::Hook;
 use netlink::{ForeignRoute, Handle, LOCAL_TABLE, NetlinkError, read_sysctl};
@@ -181,6 +181,18 @@ impl HostState {
     pub(crate) fn underlay_carriers(&self, config: &NodeConfigSpec) -> BTreeMap<String, bool> {
         let of_underlay = self.underlay_devices(config).into_iter();
         of_underlay.filter_map(|dev| Some((dev.to_owned(), *self.carriers.get(dev)?))).collect()
+    }
+
+    /// Names those of these devices that are down or have no carrier.
+    pub(crate) fn without_carrier(carriers: &BTreeMap<String, bool>) -> Vec<PacketDrop> {
+        let devices = carriers.iter().filter(|(_, has_carrier)| !**has_carrier);
+        let of_device = |(dev, _): (&String, _)| PacketDrop {
+            cause: format!("{dev}, which has this node's address, is down or has no carrier"),
+            remedy: format!(
+                "see its cable and switch (`ip link show {dev}`), or what it is attached to"
+            ),
+        };
+        devices.map(of_device).collect()
     }
 
     fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {

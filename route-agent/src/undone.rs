@@ -1,23 +1,23 @@
 //! Steps that another program keeps undoing.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::UndoneStep;
 use jiff::Timestamp;
 use netplan::{Firewall, State};
 
-/// So many within this time are no accident. More rarely, hardly a packet is lost.
+/// So many of one step within this time are no accident. More rarely, hardly a packet is lost.
 const MANY: usize = 4;
 const WINDOW: Duration = Duration::from_secs(10);
 /// Shortest time without one after which it is solved.
 const MIN_QUIET: Duration = Duration::from_secs(2);
 
-/// State that was set last, and the times at which it was found undone.
+/// State that was set last, and the times at which each step to it was found undone.
 #[derive(Debug, Default)]
 pub(crate) struct Undone {
     set: Option<(State, Firewall)>,
-    found: VecDeque<Instant>,
+    found: BTreeMap<String, VecDeque<Instant>>,
     named: Option<UndoneStep>,
 }
 
@@ -29,15 +29,20 @@ impl Undone {
         if !is_known {
             self.set = Some((want.0.clone(), want.1.clone()));
         } else if let Some(step) = step {
-            self.found.push_back(now);
-            if self.found.len() > MANY {
-                self.found.pop_front();
+            let times = self.found.entry(step.clone()).or_default();
+            times.push_back(now);
+            if times.len() > MANY {
+                times.pop_front();
             }
-            if self.found.len() == MANY && now - self.found[0] < WINDOW {
-                let since = Timestamp::now() - (now - self.found[0]);
+            if times.len() == MANY && now - times[0] < WINDOW {
+                let since = Timestamp::now() - (now - times[0]);
                 // One of several, which do not take turns in the status.
                 self.named.get_or_insert_with(|| UndoneStep { step, since: format!("{since:.3}") });
             }
+            let named = self.named.as_ref().map(|named| &named.step);
+            self.found.retain(|step, times| {
+                named == Some(step) || times.back().is_some_and(|last| now - *last < WINDOW)
+            });
         }
     }
 
@@ -48,10 +53,11 @@ impl Undone {
 
     /// Time at which it is solved if nothing happens.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let (first, last) = (*self.found.front()?, *self.found.back()?);
+        let times = self.found.get(&self.named.as_ref()?.step);
+        let (first, last) = times.and_then(|times| Some((*times.front()?, *times.back()?)))?;
         // As long as two of them take.
         let quiet = (last - first) * 2 / 3;
-        self.named.as_ref().map(|_| last + quiet.max(MIN_QUIET))
+        Some(last + quiet.max(MIN_QUIET))
     }
 
     /// The step that is undone again and again.
@@ -91,6 +97,23 @@ mod tests {
         assert_eq!(four.due(), Some(start + 13 * SECOND / 5));
         assert_eq!(four.named(start + 3 * SECOND), None, "solved");
         assert_eq!(four.due(), None);
+    }
+
+    #[test]
+    fn steps_undone_once_each_are_nobodys_habit() {
+        let (mut undone, start) = undone(&[0, 200, 400]);
+        let want = (State::default(), Firewall::default());
+        let flushed = "ip route replace".to_owned();
+        undone.note((&want.0, &want.1), Some(flushed), start + SECOND);
+        assert_eq!(undone.named(start + SECOND), None);
+    }
+
+    #[test]
+    fn named_step_is_solved_though_another_follows_late() {
+        let (mut undone, start) = undone(&[0, 200, 400, 600]);
+        let (want, later) = ((State::default(), Firewall::default()), start + 20 * SECOND);
+        undone.note((&want.0, &want.1), Some("ip link set".to_owned()), later);
+        assert_eq!(undone.named(later), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use fabric_api::networking::ACCEPTED;
+use fabric_observation::host;
 use fabric_store::{Kind, Object, ObjectRef, Problem};
 use serde_json::{Value, json};
 
@@ -59,6 +60,10 @@ pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
     let record = dir.record()?.with_context(|| {
         format!("no `weft up` or `weft agent` ever ran in {}", dir.path().display())
     })?;
+    let folders = [Some(dir.pids()), record.manifests.clone(), record.published.clone()];
+    if let Some(folder) = folders.into_iter().flatten().find(|folder| host::is_denied(folder)) {
+        bail!("{} is not for this user: run it as root", folder.display());
+    }
     let store = dir.store(&record)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (snapshot, reported) =

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,9 +59,13 @@ pub(crate) struct UpArgs {
 }
 
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
-    let manifests = std::fs::canonicalize(&args.manifests).with_context(|| {
+    let manifests = std::fs::canonicalize(&args.manifests).map_err(|error| {
         let path = args.manifests.display();
-        format!("cannot open the manifest directory {path}; `weft init --out {path}` makes one")
+        let is_missing = error.kind() == ErrorKind::NotFound;
+        let remedy = is_missing.then(|| format!("; `weft init --out {path}` makes one"));
+        let remedy = remedy.unwrap_or_default();
+        anyhow::Error::new(error)
+            .context(format!("cannot open the manifest directory {path}{remedy}"))
     })?;
     preconditions::check(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

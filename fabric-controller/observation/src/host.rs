@@ -96,8 +96,8 @@ async fn host(dir: &RunDir, record: Record) -> Host {
     }
 }
 
-/// Returns whether this user may not read a folder: processes would look as if they did not run.
-fn is_denied(folder: &Path) -> bool {
+/// Returns whether this user may not read a folder: what is there would look as if it were not.
+pub fn is_denied(folder: &Path) -> bool {
     fs::read_dir(folder).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
