@@ -9,7 +9,7 @@ use fabric_index::{Index, Settings};
 use fabric_objects::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
-use crate::names::{of_node, of_node_address};
+use crate::names::{dashed, of_node, of_node_address};
 use crate::problems::Problems;
 
 /// Facts about the cluster; some of them may still be missing.
@@ -120,8 +120,9 @@ impl Cluster {
             labels.and_then(|l| l.get(labels::NODE_TYPE)).is_none_or(|t| t != "virtual-node")
         };
         let real = index.all::<core::Node>(Kind::Node).filter(|(_, node)| real(node));
+        let of_peers = prefixes_of_peers(index);
         for (reference, manifest) in real {
-            match node(index, (reference, manifest), &self.pods, problems) {
+            match node(index, (reference, manifest), (&self.pods, &of_peers), problems) {
                 Some(node) => {
                     report_addresses(reference, &node, &self.nodes, problems);
                     self.nodes.push(node);
@@ -179,11 +180,8 @@ fn separate_pods(index: &Index, nodes: &mut [Node], faulty: &[ObjectRef], proble
     };
     let mut all = Vec::new();
     for (at, node) in nodes.iter().enumerate() {
-        all.extend(
-            node.pods
-                .iter()
-                .map(|cidr| (!published(&node.name).contains(&cidr.to_string()), at, *cidr)),
-        );
+        let known = published(&node.name);
+        all.extend(node.pods.iter().map(|cidr| (!known.contains(&cidr.to_string()), at, *cidr)));
     }
     all.sort_by_key(|(is_new, at, _)| (*is_new, *at));
     let mut kept: Vec<(String, Cidr)> = Vec::new();
@@ -200,22 +198,50 @@ fn separate_pods(index: &Index, nodes: &mut [Node], faulty: &[ObjectRef], proble
         };
         let other = other.clone();
         let reference = ObjectRef::new(Kind::Node, "", &name);
-        let message = format!("{cidr} overlaps {other}'s; it is left out");
+        let message = format!("{cidr} overlaps {other}'s; it is left out; expected one of its own");
         problems.add(&reference, "spec.podCIDRs", message);
         nodes[at].pods.retain(|pods| *pods != cidr);
         nodes[at].overlapping.push(OverlappingPods { cidr: cidr.to_string(), node: other });
     }
 }
 
+/// Prefixes that stand for peers, and the peers' IDs.
+fn prefixes_of_peers(index: &Index) -> Vec<(Cidr, &str)> {
+    let networks = index.of_kind(Kind::Network);
+    let of_peers = networks.filter_map(|(reference, object)| {
+        Some((index.network_grant(reference)?, object.label(labels::REMOTE_CLUSTER_ID)?))
+    });
+    of_peers.collect()
+}
+
+/// Network that keeps peers' prefixes away from a node's address.
+pub fn address_network(settings: &Settings, node: &str, address: IpAddr) -> ObjectRef {
+    settings.own(Kind::Network, &format!("node-{node}-{}", dashed(&address.to_string())))
+}
+
 /// `None` without a usable address.
 fn node(
     index: &Index,
     (reference, node): (&ObjectRef, &core::Node),
-    cluster_pods: &[Cidr],
+    (cluster_pods, of_peers): (&[Cidr], &[(Cidr, &str)]),
     problems: &mut Problems,
 ) -> Option<Node> {
     check::node(node).iter().for_each(|fault| problems.fault(reference, fault));
-    let (declared, _) = check::node_addresses(node);
+    let (mut declared, _) = check::node_addresses(node);
+    declared.retain(|address| {
+        // What is for it would go into the tunnel, VXLAN among it.
+        let taken = of_peers.iter().find(|(prefix, _)| prefix.contains(*address));
+        let own = || address_network(&index.settings, &reference.name, *address);
+        let taken = taken.filter(|_| index.network_grant(&own()).is_none());
+        if let Some((prefix, peer)) = taken {
+            let message = format!(
+                "found {address}, which is in {prefix}, where {peer} is reached; expected an address outside of \
+                 peers' prefixes"
+            );
+            problems.add(reference, "status.addresses", message);
+        }
+        taken.is_none()
+    });
     if declared.is_empty() {
         return None;
     }

@@ -3,8 +3,8 @@
 use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::{Cidr, labels};
 use fabric_index::{Index, owner};
-use fabric_model::cluster::network_type;
-use fabric_model::{Cluster, Peering, names};
+use fabric_model::cluster::{address_network, network_type};
+use fabric_model::{Cluster, Peering};
 use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::desired::Desired;
@@ -20,7 +20,6 @@ pub(super) fn of_cluster(index: &Index, cluster: &Cluster) -> Desired {
         let mut networks = index.of_kind(Kind::Network);
         networks.any(|(_, o)| network_type(index, o) == Some(wanted) && !owner::is_own(o))
     };
-    let own = |name: &str| index.settings.own(Kind::Network, name);
     let map = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
     let described = cluster.id.is_some() && has("pod-cidr");
     // The network addresses stay free: one stands in for unknown sources, and a host with a
@@ -35,9 +34,9 @@ pub(super) fn of_cluster(index: &Index, cluster: &Cluster) -> Desired {
     }
     for node in &cluster.nodes {
         for address in &node.underlay {
-            let name = format!("node-{}-{}", node.name, names::dashed(&address.to_string()));
+            let own = address_network(&index.settings, &node.name, *address);
             let cidr = Cidr::host(*address).to_string();
-            let mut network = of_type(&own(&name), "reserved", &cidr, None);
+            let mut network = of_type(&own, "reserved", &cidr, None);
             let set = network.metadata.labels.get_or_insert_default();
             set.insert(labels::NETWORK_NOT_REMAPPED.to_owned(), "true".to_owned());
             set.insert(labels::NETWORK_SHARED.to_owned(), "true".to_owned());

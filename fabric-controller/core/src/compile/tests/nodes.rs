@@ -287,7 +287,7 @@ fn two_nodes_cannot_have_the_same_pods_or_address() {
     assert_eq!(
         world.problems(),
         [
-            "Node n2: spec.podCIDRs: 10.200.1.0/24 overlaps n1's; it is left out",
+            "Node n2: spec.podCIDRs: 10.200.1.0/24 overlaps n1's; it is left out; expected one of its own",
             "Node n2: status.addresses: 192.0.2.11 is n1's too; expected one of its own",
         ]
     );
@@ -300,7 +300,7 @@ fn running_node_keeps_its_pod_cidr_from_a_new_one() {
     let mut world = peered();
     world.apply(node("n0", "192.0.2.10", 1));
     world.settle();
-    let overlaps = "Node n0: spec.podCIDRs: 10.200.1.0/24 overlaps n1's; it is left out";
+    let overlaps = "Node n0: spec.podCIDRs: 10.200.1.0/24 overlaps n1's; it is left out; expected one of its own";
     assert_eq!(world.problems(), [overlaps]);
     assert_eq!(world.node("n1").unwrap().local_pods, ["10.200.1.0/24"]);
     assert_eq!(world.node("n0").unwrap().local_pods, [] as [String; 0]);
@@ -315,6 +315,24 @@ fn running_node_keeps_its_pod_cidr_from_a_new_one() {
     world.apply(node("n1", "192.0.2.11", 1));
     world.settle();
     assert_eq!(world.node("n0").unwrap().local_pods, ["10.200.1.0/24"]);
+}
+
+#[test]
+fn node_with_an_address_in_a_peers_prefix_is_left_out() {
+    let mut world = peered();
+    let prefix = world.gateway("liqo-tenant-milan", "client").unwrap().remaps[0].local.clone();
+    let inside = prefix.replace(".0.0/16", ".2.3");
+    world.apply(node("n2", &inside, 2));
+    world.settle();
+    assert_eq!(world.node("n2"), None);
+    let expected = format!(
+        "Node n2: status.addresses: found {inside}, which is in {prefix}, where milan is reached; expected an \
+         address outside of peers' prefixes"
+    );
+    assert_eq!(world.problems(), [expected]);
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
 }
 
 #[test]
