@@ -305,6 +305,12 @@ impl Controller {
         let problems = self.with_uids(&wanted.problems);
         self.instruct(&wanted, Some(problems));
         self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses, &wanted.problems));
+        let needs_ipam = !wanted.ipam_requests.is_empty()
+            || !self.releases.is_empty()
+            || !self.undone.is_empty();
+        if !needs_ipam && self.round.is_none() {
+            self.unreachable = None;
+        }
         self.publish_problems(wanted.problems).await;
         self.request_grants(wanted.ipam_requests);
     }

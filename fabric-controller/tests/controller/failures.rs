@@ -79,6 +79,19 @@ async fn without_ipam_published_objects_stay() {
 }
 
 #[tokio::test]
+async fn absent_ipam_is_no_problem_once_unneeded() {
+    let mut cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || is_whole(&cluster, "milan")).await;
+    cluster.ipam.kill();
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    let reported = || cluster.problems().iter().any(|p| p.contains("ipam cannot be reached"));
+    until("it is reported", reported).await;
+    cluster.remove("turin.yaml");
+    until("nobody asks it for anything", || cluster.problems().is_empty()).await;
+}
+
+#[tokio::test]
 async fn ipam_is_retried_despite_failing_writes() {
     let mut cluster = Cluster::new("rome");
     // No file can take the place of this.
