@@ -94,7 +94,7 @@ Examples:
 
 /// Show the peerings: state, latency, remapped prefixes, bytes, last handshake; and what is wrong.
 ///
-/// Of this host, as root, or of a Kubernetes cluster. There it asks the API server alone, as a user
+/// Shows this host, to root, or a Kubernetes cluster. There it asks the API server alone, as a user
 /// who may list weft's and Liqo's resources, Deployments, pods and leases: the chart's ClusterRole
 /// `weft-status` permits all that is read.
 #[derive(Debug, clap::Args)]

@@ -229,7 +229,7 @@ fn node(
     check::node(node).iter().for_each(|fault| problems.fault(reference, fault));
     let (mut declared, _) = check::node_addresses(node);
     declared.retain(|address| {
-        // What is for it would go into the tunnel, VXLAN among it.
+        // Packets for it would go into the tunnel, VXLAN among them.
         let taken = of_peers.iter().find(|(prefix, _)| prefix.contains(*address));
         let own = || address_network(&index.settings, &reference.name, *address);
         let taken = taken.filter(|_| index.network_grant(&own()).is_none());

@@ -198,7 +198,7 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     problems.extend(view.problems(&snapshot.problems, !found.gateways.is_empty()));
     let mut all = found.problems.clone();
     all.extend(view.other_cluster_id(found));
-    // What a node's agent has found out explains what its gateways and others only miss.
+    // Findings of a node's agent explain why gateways and other nodes get no answer.
     all.extend(view.node_problems());
     all.extend(problems);
     // A message of several lines would look like several problems.

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn late_answer_of_an_earlier_silence_counts_for_nothing() {
+    fn late_answer_of_earlier_silence_is_ignored() {
         let mut world = World::new();
         world.probe(|_| {});
         world.pass(2 * SECOND, false);

@@ -297,7 +297,7 @@ mod tests {
     use crate::config::desired::tests::config;
 
     #[test]
-    fn verified_path_of_the_gateway_before_counts_at_a_start() {
+    fn gateway_starts_with_path_its_predecessor_verified() {
         let mut config = config();
         let path_mtu = Some(1400);
         config.status = Some(GatewayConfigStatus { path_mtu, ..GatewayConfigStatus::default() });
