@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fabric_supervisor::lock::Lock;
 use fabric_supervisor::rundir::{Record, RunDir, agent_state_dir};
-use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, OwnFiles, StopSignals};
+use fabric_supervisor::supervise::{
+    self, End, Gateways, Loop, MarkUnresponsive, OwnFiles, StopSignals,
+};
 use fabric_supervisor::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
 };
@@ -62,7 +64,9 @@ pub(crate) struct AgentArgs {
 struct NoGateways;
 
 impl MarkUnresponsive for NoGateways {
-    async fn mark_unresponsive(&mut self, _gateways: &BTreeSet<(String, String)>) {}
+    async fn mark_unresponsive(&mut self, _gateways: &Gateways) -> Gateways {
+        Gateways::new()
+    }
 }
 
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::messages::say;
-use super::supervise::MarkUnresponsive;
+use super::supervise::{Gateways, MarkUnresponsive};
 use super::workloads::{Wanted, Workloads};
 
 /// Published gateways and the processes to run for them. Reports their changes to the user.
@@ -119,19 +119,21 @@ pub struct Connections {
 }
 
 impl MarkUnresponsive for Connections {
-    async fn mark_unresponsive(&mut self, gateways: &BTreeSet<(String, String)>) {
+    async fn mark_unresponsive(&mut self, gateways: &Gateways) -> Gateways {
+        let mut connected = Gateways::new();
         for connection in self.store.list(Kind::Connection).await.unwrap_or_default() {
             let Ok(mut connection) = Connection::try_from(connection) else { continue };
             let namespace = connection.metadata.namespace.clone().unwrap_or_default();
             let name = connection.spec.gateway_ref.name.clone().unwrap_or_default();
-            let its = gateways.contains(&(namespace.clone(), name.clone()));
+            let gateway = (namespace.clone(), name.clone());
             let claims = connection
                 .status
                 .as_ref()
                 .is_some_and(|status| status.value == ConnectionValue::Connected);
-            if !its || !claims {
+            if !gateways.contains(&gateway) || !claims {
                 continue;
             }
+            connected.insert(gateway);
             connection.status =
                 Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
             if let Err(error) = self.store.put_status(&connection.into()).await {
@@ -141,5 +143,6 @@ impl MarkUnresponsive for Connections {
                 ));
             }
         }
+        connected
     }
 }

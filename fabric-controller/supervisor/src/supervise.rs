@@ -20,11 +20,14 @@ use super::rundir::{Record, RunDir};
 use super::supervisor::{Ended, Report, Supervisor};
 use super::workloads::Wanted;
 
+/// Gateways, by namespace and name.
+pub type Gateways = BTreeSet<(String, String)>;
+
 /// Corrects what is published of gateways that cannot be carrying traffic.
 #[allow(async_fn_in_trait)] // the loop that calls it is not spawned
 pub trait MarkUnresponsive {
-    /// `gateways` by namespace and name; not empty.
-    async fn mark_unresponsive(&mut self, gateways: &BTreeSet<(String, String)>);
+    /// Returns those of `gateways`, which are not empty, that were published as connected.
+    async fn mark_unresponsive(&mut self, gateways: &Gateways) -> Gateways;
 }
 
 /// Checks, one a second, that find the run directory incomplete before it counts as lost: a user who
@@ -124,6 +127,7 @@ impl<S: MarkUnresponsive> Loop<S> {
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let first = self.wanted.borrow_and_update().clone();
         supervisor.want(first);
+        self.start_due(&mut supervisor).await;
         let responder = self.responder();
         let option = dir.option();
         say(&format!("running; `weft status{option}` shows the peerings, Ctrl-C stops"));
@@ -137,8 +141,16 @@ impl<S: MarkUnresponsive> Loop<S> {
                 Ok(()) = self.wanted.changed() => {
                     let wanted = self.wanted.borrow_and_update().clone();
                     supervisor.want(wanted);
+                    self.start_due(&mut supervisor).await;
                 }
-                Some(end) = ended.recv() => self.ended(&mut supervisor, &end).await,
+                Some(end) = ended.recv() => {
+                    supervisor.ended(&end);
+                    // Many that end at once are known before the first of them starts again.
+                    while let Ok(end) = ended.try_recv() {
+                        supervisor.ended(&end);
+                    }
+                    self.start_due(&mut supervisor).await;
+                }
                 () = sleep_until(deadline.into()) => supervisor.tick(),
                 _ = housekeeping.tick() => {
                     incomplete = if dir.is_complete() { 0 } else { incomplete + 1 };
@@ -150,7 +162,8 @@ impl<S: MarkUnresponsive> Loop<S> {
                     }
                     supervisor.restore_pid_files();
                     log_file::bound(&dir);
-                    self.mark_dead(&supervisor.reports()).await;
+                    let connected = self.mark_dead(&supervisor.reports()).await;
+                    supervisor.prefer(&connected);
                 }
                 Ok(()) = silent.changed() => {
                     let silent = silent.borrow_and_update().clone();
@@ -179,21 +192,25 @@ impl<S: MarkUnresponsive> Loop<S> {
         Responder::listen(&socket).inspect_err(failed).ok()
     }
 
-    /// Corrects its status before its successor starts, which then writes the true one.
-    async fn ended(&mut self, supervisor: &mut Supervisor, end: &Ended) {
-        supervisor.ended(end);
-        self.mark_dead(&supervisor.reports()).await;
+    /// Starts what is due, gateways that were connected before others. Their status is corrected
+    /// before; each then writes the true one.
+    async fn start_due(&mut self, supervisor: &mut Supervisor) {
+        let connected = self.mark_dead(&supervisor.reports()).await;
+        supervisor.prefer(&connected);
         supervisor.tick();
     }
 
-    async fn mark_dead(&mut self, reports: &Reports) {
+    async fn mark_dead(&mut self, reports: &Reports) -> Gateways {
         let dead = reports.values().filter(|report| report.pid.is_none());
-        self.mark(gateways(dead)).await;
+        self.mark(gateways(dead)).await
     }
 
-    async fn mark(&mut self, gateways: BTreeSet<(String, String)>) {
-        if !gateways.is_empty() {
-            self.connections.mark_unresponsive(&gateways).await;
+    /// Returns those that were published as connected.
+    async fn mark(&mut self, gateways: Gateways) -> Gateways {
+        if gateways.is_empty() {
+            gateways
+        } else {
+            self.connections.mark_unresponsive(&gateways).await
         }
     }
 
@@ -204,8 +221,8 @@ impl<S: MarkUnresponsive> Loop<S> {
     }
 }
 
-/// Gateways among reports, by namespace and name.
-fn gateways<'a>(reports: impl Iterator<Item = &'a Report>) -> BTreeSet<(String, String)> {
+/// Gateways among reports.
+fn gateways<'a>(reports: impl Iterator<Item = &'a Report>) -> Gateways {
     let gateway = |report: &Report| match &report.role {
         Role::Gateway { namespace, name } => Some((namespace.clone(), name.clone())),
         Role::Control | Role::Agent => None,

@@ -16,6 +16,7 @@ use super::log_file;
 use super::messages::say;
 use super::process::{self, Freshness, Process, Role, Spec};
 use super::rundir::RunDir;
+use super::supervise::Gateways;
 use super::workloads::Wanted;
 
 /// Time a process has to stop before it is killed.
@@ -71,6 +72,8 @@ struct Slot {
     restarts: u64,
     /// Its first start was announced.
     announced: bool,
+    /// A gateway that was connected when it ended, and has not started since.
+    preferred: bool,
 }
 
 #[derive(Debug)]
@@ -143,7 +146,8 @@ impl Supervisor {
         (Self { dir, slots, ended, starts, progress, inherited }, receiver)
     }
 
-    /// Makes `wanted` what runs: starts or adopts what is missing, stops the rest.
+    /// Makes `wanted` what is to run: adopts what runs, stops the rest. [`Self::tick`] starts what
+    /// is missing.
     pub(crate) fn want(&mut self, mut wanted: Wanted) {
         if !std::mem::replace(&mut self.inherited, true) {
             self.stop_leftovers(&wanted);
@@ -164,11 +168,20 @@ impl Supervisor {
                 backoff: Backoff::default(),
                 restarts: 0,
                 announced: false,
+                preferred: false,
             };
             self.slots.insert(name.clone(), slot);
             self.adopt(&name);
         }
-        self.tick();
+    }
+
+    /// Has these gateways start before others.
+    pub(crate) fn prefer(&mut self, gateways: &Gateways) {
+        for slot in self.slots.values_mut() {
+            if let Role::Gateway { namespace, name } = &slot.role {
+                slot.preferred |= gateways.contains(&(namespace.clone(), name.clone()));
+            }
+        }
     }
 
     /// Handles the end of a process: reports it and plans its next start.
@@ -217,6 +230,8 @@ impl Supervisor {
         }
         let is_gateway = |name: &String| self.slots.get(name).is_some_and(Slot::is_gateway);
         let (mut gateways, others): (Vec<_>, Vec<_>) = due.into_iter().partition(is_gateway);
+        // Those that carried traffic, and then by name.
+        gateways.sort_by_key(|name| self.slots.get(name).is_some_and(|slot| !slot.preferred));
         let free = if gateways.is_empty() { 0 } else { self.free_starts() };
         let waiting = gateways.split_off(free.min(gateways.len()));
         others.iter().chain(&gateways).for_each(|name| self.start(name));
@@ -339,6 +354,7 @@ impl Supervisor {
     fn start(&mut self, name: &str) {
         let Some(slot) = self.slots.get_mut(name) else { return };
         let Some(spec) = slot.spec.clone() else { return };
+        slot.preferred = false;
         if !std::mem::replace(&mut slot.announced, true) && self.progress.is_none() {
             say(&format!("starting {name}"));
         }
@@ -424,5 +440,29 @@ mod tests {
         let waits: BTreeSet<_> = (0..20).map(|_| backoff.next(Duration::ZERO)).collect();
         assert!(waits.len() > 10, "failing gateways restart in step: {waits:?}");
         assert_eq!(backoff.next(MIN_STEADY_RUN), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn connected_gateways_start_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(folder.path()).unwrap();
+        dir.create().unwrap();
+        let (mut supervisor, _ended) = Supervisor::new(dir);
+        let names: Vec<_> = (0..4 * max_starting()).map(|n| format!("gateway-{n:03}")).collect();
+        let spec = |name: &String| Spec {
+            program: "true".into(),
+            args: Vec::new(),
+            log_args: Vec::new(),
+            role: Role::Gateway { namespace: "t".to_owned(), name: name.clone() },
+        };
+        supervisor.want(names.iter().map(|name| (name.clone(), spec(name))).collect());
+        let last = names.last().unwrap();
+        supervisor.prefer(&Gateways::from([("t".to_owned(), last.clone())]));
+        supervisor.tick();
+        let reports = supervisor.reports();
+        let started: Vec<_> =
+            reports.iter().filter(|(_, r)| r.pid.is_some()).map(|(name, _)| name).collect();
+        assert_eq!(started.len(), max_starting());
+        assert!(started.contains(&last), "{started:?}");
     }
 }
