@@ -255,6 +255,15 @@ pub fn node(of: &core::Node) -> Vec<Fault> {
     faults
 }
 
+/// Returns true if an address means something on one link only: an IPv6 link-local one needs a device, and
+/// IPv4's broadcast is everybody on the link.
+fn is_of_one_link(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
 /// The node's internal addresses, the first of each family.
 pub fn node_addresses(of: &core::Node) -> (Vec<IpAddr>, Vec<Fault>) {
     let (mut underlay, mut faults) = (Vec::<IpAddr>::new(), Vec::new());
@@ -265,7 +274,12 @@ pub fn node_addresses(of: &core::Node) -> (Vec<IpAddr>, Vec<Fault>) {
         }
         let field = format!("status.addresses[{i}].address");
         match address.address.parse::<IpAddr>() {
-            Ok(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
+            Ok(ip)
+                if ip.is_unspecified()
+                    || ip.is_loopback()
+                    || ip.is_multicast()
+                    || is_of_one_link(ip) =>
+            {
                 let message = format!("found {ip}; expected an address other nodes can reach");
                 faults.push(Fault::new(field, message));
             }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use fabric_api::fabric::{MovedAddress, NodeConfig, OverlappingPods};
 use fabric_api::ipam::Network;
 use fabric_api::{Cidr, ClusterId, Mac, check, labels};
-use fabric_index::{Index, Settings};
+use fabric_index::{Index, Settings, owner};
 use fabric_objects::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
@@ -92,6 +92,7 @@ impl Cluster {
                 cluster.add_network(kind, Granted { network: reference.clone(), cidr }, problems);
             }
         }
+        report_seconds(index, problems);
         cluster.add_nodes(index, problems);
         cluster
     }
@@ -131,6 +132,7 @@ impl Cluster {
             }
         }
         let Self { nodes, pods, faulty, .. } = self;
+        report_addresses_of_pods(nodes, problems);
         separate_pods(index, nodes, faulty, problems);
         nodes.iter_mut().for_each(|node| add_pods(index, pods, node));
     }
@@ -144,6 +146,12 @@ pub fn network_type<'o>(index: &Index, object: &'o Object) -> Option<&'o str> {
 
 fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
     let reference = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
+    for (other, _) in index.of_kind(Kind::ConfigMap).filter(|(other, _)| **other != reference) {
+        if other.name == reference.name {
+            let message = format!("found a second cluster ID; expected {reference} alone");
+            problems.add(other, "", message);
+        }
+    }
     let Some(map) = index.typed::<core::ConfigMap>(&reference) else {
         let missing =
             "missing; expected the cluster's ID in it (the chart, or `weft init`, makes it)";
@@ -151,6 +159,43 @@ fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
         return None;
     };
     problems.accepted(&reference, check::cluster_id(map))
+}
+
+/// Reports Networks of the user's that are of a type, and family, of which an earlier one is used.
+fn report_seconds(index: &Index, problems: &mut Problems) {
+    let mut used: Vec<(&str, Granted)> = Vec::new();
+    for (reference, object) in index.of_kind(Kind::Network).filter(|(_, o)| !owner::is_own(o)) {
+        let kind = network_type(index, object)
+            .filter(|kind| kind.starts_with("external-cidr") || *kind == "internal-cidr");
+        let Some((kind, cidr)) = kind.zip(index.network_grant(reference)) else { continue };
+        let same =
+            |(of, known): &&(&str, Granted)| *of == kind && known.cidr.is_ipv4() == cidr.is_ipv4();
+        if let Some((_, Granted { network, cidr: its })) = used.iter().find(same) {
+            let name = &network.name;
+            let message = format!(
+                "found a second Network of this type, {cidr}; {name}, {its}, is used; expected one: delete the other"
+            );
+            problems.add(reference, &check::label_field(labels::NETWORK_TYPE), message);
+            continue;
+        }
+        used.push((kind, Granted { network: reference.clone(), cidr }));
+    }
+}
+
+/// Reports nodes that have the address of a pod: VXLAN would go to that.
+fn report_addresses_of_pods(nodes: &[Node], problems: &mut Problems) {
+    for node in nodes {
+        let cidrs = nodes.iter().flat_map(|of| of.pods.iter().map(|cidr| (cidr, &of.name)));
+        let within = |address: &IpAddr| cidrs.clone().find(|(cidr, _)| cidr.contains(*address));
+        let found = node.declared.iter().find_map(|address| Some((address, within(address)?)));
+        if let Some((address, (cidr, of))) = found {
+            let reference = ObjectRef::new(Kind::Node, "", &node.name);
+            let message = format!(
+                "found {address}, which is in {cidr}, whose addresses {of}'s pods have; expected the host's own"
+            );
+            problems.add(&reference, "status.addresses", message);
+        }
+    }
 }
 
 /// Reports addresses of another node.

@@ -91,6 +91,14 @@ fn mapping(of: &ObjectRef, ip: &IP, cluster: &Cluster, problems: &mut Problems) 
     if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {
         return None; // an address of another Network, which no peer sends to
     }
+    if let Some(own) = cluster.external_cidrs().find(|cidr| cidr.contains(target)) {
+        let message = format!(
+            "found {target}, which is in this cluster's own external CIDR ({own}), of which peers get addresses; \
+             expected the address of a pod, Service or host"
+        );
+        problems.add(of, "spec.ip", message);
+        return None;
+    }
     if let Some(overlay) = cluster.internal.as_ref().filter(|of| of.cidr.contains(target)) {
         let cidr = overlay.cidr;
         let message = format!(

@@ -336,6 +336,16 @@ fn node_with_an_address_in_a_peers_prefix_is_left_out() {
 }
 
 #[test]
+fn address_of_a_pod_is_no_nodes_address() {
+    let mut world = peered();
+    world.apply(node("n2", "10.200.1.7", 2));
+    world.settle();
+    let expected = "Node n2: status.addresses: found 10.200.1.7, which is in 10.200.1.0/24, whose addresses n1's \
+                    pods have; expected the host's own";
+    assert_eq!(world.problems(), [expected]);
+}
+
+#[test]
 fn declared_address_of_two_nodes_is_named_once_found() {
     let mut world = peered();
     world.apply(node("n2", "192.0.2.11", 2));
