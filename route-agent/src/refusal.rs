@@ -161,7 +161,10 @@ impl Refuser {
     /// Keeps for the next start of the host what must not leave it before an agent runs.
     pub(crate) fn save(&mut self, prefixes: &BTreeSet<Cidr>) -> Result<(), RefusalError> {
         let Some(path) = &self.file else { return Ok(()) };
-        let text = Refusal::of(prefixes.clone()).addition(self.quiet);
+        let mut refusal = Refusal::default();
+        // A peering may be gone by the time that a controller is back.
+        prefixes.iter().for_each(|prefix| refusal.hold(*prefix, self.quiet));
+        let text = refusal.addition(self.quiet);
         let text = if prefixes.is_empty() { String::new() } else { text };
         if self.saved.as_ref() == Some(&text) {
             return Ok(());

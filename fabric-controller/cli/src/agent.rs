@@ -77,6 +77,18 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     process::check_alone(&dir)?;
     dir.create()?;
     let lock = lock::lock(&dir, "weft agent")?;
+    let node = args.node.clone();
+    let state = args.state_dir.clone().unwrap_or_else(|| agent_state_dir(&node));
+    let mut record = Record {
+        cluster_id: None,
+        node,
+        manifests: None,
+        state_dir: Some(std::path::absolute(state)?),
+        published: Some(std::path::absolute(&args.published)?),
+        netns: host::netns(),
+    };
+    // `weft status` shows what it waits for.
+    dir.write_record(&record)?;
     let published = published(&args.published)?;
     if !is_writable(&published) {
         say(&format!(
@@ -84,16 +96,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
             published.display()
         ));
     }
-    let node = args.node.clone();
-    let state = args.state_dir.clone().unwrap_or_else(|| agent_state_dir(&node));
-    let record = Record {
-        cluster_id: None,
-        node,
-        manifests: None,
-        state_dir: Some(std::path::absolute(state)?),
-        published: Some(published),
-        netns: host::netns(),
-    };
+    record.published = Some(published);
     dir.write_record(&record)?;
     say(&format!("node {}, run directory {}", record.node, dir.path().display()));
     let control = ControlOptions::default();

@@ -93,6 +93,7 @@ impl Cluster {
             }
         }
         report_seconds(index, problems);
+        report_moved(index, problems);
         cluster.add_nodes(index, problems);
         cluster
     }
@@ -179,6 +180,25 @@ fn report_seconds(index: &Index, problems: &mut Problems) {
             continue;
         }
         used.push((kind, Granted { network: reference.clone(), cidr }));
+    }
+}
+
+/// Reports Networks of prefixes that are in use as they are, and stand for other ones now.
+fn report_moved(index: &Index, problems: &mut Problems) {
+    for (reference, object) in index.of_kind(Kind::Network) {
+        let kind = network_type(index, object);
+        let is_fixed = matches!(kind, Some("pod-cidr" | "service-cidr" | "reserved"));
+        let granted = index.network_grant(reference).filter(|_| is_fixed);
+        let (Object::Network(network), Some(granted)) = (object, granted) else { continue };
+        if granted.to_string() != network.spec.cidr {
+            let message = format!(
+                "{} was taken, and {granted} stands for it, which nothing here uses; expected the label {}: \"true\" \
+                 and a prefix that is free",
+                network.spec.cidr,
+                labels::NETWORK_NOT_REMAPPED
+            );
+            problems.add(reference, "spec.cidr", message);
+        }
     }
 }
 

@@ -68,7 +68,10 @@ fn attempt(dir: &RunDir, command: &str) -> anyhow::Result<Attempt> {
     let opened = options.open(&path);
     let mut file = opened.with_context(|| format!("cannot open {}", path.display()))?;
     match file.try_lock() {
-        Ok(()) if is_at(&file, &path) => Ok(Attempt::Locked(Lock::held(file, command)?)),
+        Ok(()) if is_at(&file, &path) => {
+            let held = Lock::held(file, command);
+            Ok(Attempt::Locked(held.with_context(|| format!("cannot write {}", path.display()))?))
+        }
         Ok(()) => Ok(Attempt::Replaced),
         Err(TryLockError::WouldBlock) => Ok(Attempt::Held(holder(dir, &mut file))),
         Err(TryLockError::Error(error)) => {

@@ -82,8 +82,6 @@ pub enum StartError {
     Run { program: PathBuf, source: io::Error },
     #[error("cannot watch it")]
     Watch { source: io::Error },
-    #[error("cannot write {}", path.display())]
-    PidFile { path: PathBuf, source: io::Error },
 }
 
 impl Identity {
@@ -201,12 +199,14 @@ impl Process {
         spec: &Spec,
         dir: &RunDir,
     ) -> Result<Self, StartError> {
-        let watched = watch_child(&child).and_then(|(pidfd, identity)| {
+        let watched = watch_child(&child).map(|(pidfd, identity)| {
             let path = dir.pid_file(name);
             let file = PidFile { identity, build: spec.build() };
-            replace(&path, file.text().as_bytes())
-                .map_err(|source| StartError::PidFile { path, source })?;
-            Ok((pidfd, file))
+            // On a full disk a process without one is better than none; it is written again later.
+            if let Err(error) = replace(&path, file.text().as_bytes()) {
+                say(&format!("cannot write {}: {error}", path.display()));
+            }
+            (pidfd, file)
         });
         match watched {
             Ok((pidfd, PidFile { identity, build })) => {
@@ -249,7 +249,7 @@ impl Process {
         };
         let _ = fs::remove_dir(path);
         if replace(path, PidFile { identity, build }.text().as_bytes()).is_ok() {
-            say(&format!("{} was damaged: written again", path.display()));
+            say(&format!("{} was missing or damaged: written again", path.display()));
         }
     }
 

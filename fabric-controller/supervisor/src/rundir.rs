@@ -174,7 +174,11 @@ impl RunDir {
         self.0.join("weft.json")
     }
 
+    /// Writes nothing where the same is there: a full disk then keeps nobody from starting again.
     pub fn write_record(&self, record: &Record) -> anyhow::Result<()> {
+        if self.record().ok().flatten().as_ref() == Some(record) {
+            return Ok(());
+        }
         let path = self.record_file();
         let text = serde_json::to_string_pretty(record)? + "\n";
         replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))

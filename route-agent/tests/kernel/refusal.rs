@@ -158,6 +158,26 @@ fn saved_refusal_works_without_weft() {
     eventually("nothing is saved any more", SOON, || !file.exists());
 }
 
+/// As after a restart of the host, while which the peering was removed.
+#[test]
+fn loaded_refusal_outlives_its_peering() {
+    let mut world = World::new();
+    let file = world.path("state/refusal.nft");
+    world.configure(config());
+    world.start(&["--refusal-file", file.to_str().unwrap()]);
+    world.settle();
+    eventually("it is saved", SOON, || file.exists());
+    let text = std::fs::read_to_string(&file).unwrap();
+    world.stop();
+    assert_eq!(world.clean_up(&[]), "");
+    sh(&world.node, &format!("nft -f - <<'END'\n{text}END"));
+    world.configure(NodeConfigSpec { peerings: Vec::new(), ..config() });
+    world.start(&[]);
+    world.settle();
+    assert!(is_refusing(&world));
+    assert_eq!(refusal(&world, PEER), Some(ErrorKind::ConnectionRefused));
+}
+
 /// As the unit that refuses from the start of a host on does when it is started once more.
 #[test]
 fn refusal_loaded_beside_an_agent_ends_at_once() {

@@ -118,6 +118,16 @@ fn published_before(index: &Index, cluster: &Cluster) -> Refused {
             peering.prefixes.iter().for_each(|prefix| add(prefix, &peering.peer_cluster_id));
         }
     }
+    // A host that restarts loses what was published. What was granted tells of peerings that have ended meanwhile.
+    let is_lost = cluster.nodes.iter().all(|node| config_of(index, &node.name).is_none());
+    for (reference, object) in index.of_kind(Kind::Network).filter(|_| is_lost) {
+        let owner = owner::of(object).filter(|owner| owner.kind == Kind::Configuration);
+        if owner.is_some_and(|owner| index.get(&owner).is_none())
+            && let Some(prefix) = index.network_grant(reference)
+        {
+            add(&prefix.to_string(), object.label(labels::REMOTE_CLUSTER_ID).unwrap_or_default());
+        }
+    }
     recorded_prefixes(index).for_each(|(prefix, peer)| add(prefix, peer));
     // Its Network may not have been written yet.
     recorded_refused(index).iter().for_each(|of| add(&of.prefix, &of.peer_cluster_id));

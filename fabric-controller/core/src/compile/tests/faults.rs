@@ -68,6 +68,16 @@ fn second_network_of_a_type_is_named() {
 }
 
 #[test]
+fn reserved_network_that_was_moved_is_named() {
+    let mut world = running();
+    world.apply(network("r", "reserved", "10.70.0.0/16"));
+    world.settle();
+    let expected = "Network liqo/r: spec.cidr: 10.70.0.0/16 was taken, and 10.2.0.0/16 stands for it, which nothing here \
+                    uses; expected the label ipam.liqo.io/network-not-remapped: \"true\" and a prefix that is free";
+    assert_eq!(world.problems(), [expected]);
+}
+
+#[test]
 fn faulty_edit_keeps_published_objects() {
     let mut world = World::new("milan");
     server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));

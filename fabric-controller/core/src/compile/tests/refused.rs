@@ -71,6 +71,36 @@ fn restarted_controller_still_refuses_departed_prefix() {
     assert_eq!(before.len(), 2);
 }
 
+/// As after a restart of the host, which empties the run directory, without the peering's manifests.
+#[test]
+fn peering_removed_while_its_host_was_down_is_refused() {
+    let mut world = busy();
+    peer_with(&mut world, "rome", 30742);
+    peer_with(&mut world, "paris", 30743);
+    let seen = prefixes(&world, "rome");
+    let is_published = |of: &ObjectRef| {
+        matches!(
+            of.kind,
+            Kind::NodeConfig | Kind::FabricRecord | Kind::GatewayConfig | Kind::GatewayRecord
+        )
+    };
+    let all =
+        Kind::ALL.into_iter().flat_map(|kind| world.index.of_kind(kind)).map(|(of, _)| of.clone());
+    let mut lost: Vec<ObjectRef> = all.filter(is_published).collect();
+    lost.extend(server_side("rome", 1).iter().map(fabric_objects::Object::reference));
+    let mut world = world.restart_without(&lost, Vec::new());
+    world.settle();
+    assert_eq!(refused(&world), seen.iter().map(|p| format!("rome {p}")).collect::<Vec<_>>());
+    assert_eq!(seen.len(), 2);
+    peer_with(&mut world, "oslo", 30744);
+    let others = prefixes(&world, "oslo");
+    assert!(others.len() == 2 && others.iter().all(|p| !seen.contains(p)), "{others:?} {seen:?}");
+    world.quiet = Some(true);
+    world.report();
+    world.settle();
+    assert_eq!(refused(&world), [""; 0]);
+}
+
 #[test]
 fn returned_peering_has_its_prefixes_at_once() {
     let mut world = busy();
