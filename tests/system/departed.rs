@@ -283,6 +283,31 @@ fn rebooted_host(time: Duration) -> Result<()> {
     })
 }
 
+#[test]
+fn peering_removed_while_its_host_was_down_is_refused() -> Result<()> {
+    play_with(&rome_and_milan(2), &[], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let prefix = scene.cluster("rome").view(&scene.cluster("milan").spec)?.0[0].1;
+        let load = Load::start(scene)?;
+        reboot(scene, "rome", 0, true)?;
+        scene.cluster("rome").remove("milan")?;
+        scene.cluster_mut("rome").start_up(&[])?;
+        let rome = scene.cluster("rome");
+        wait_until("weft status shows what is refused", TIMEOUT, || {
+            let refused = rome.status()?["refused"].to_string();
+            ensure!(
+                refused.contains("milan") && refused.contains(&prefix.to_string()),
+                "refused: {refused}"
+            );
+            Ok::<_, anyhow::Error>(())
+        })?;
+        std::thread::sleep(SHORT);
+        load.ensure_sealed().context("once weft runs again")?;
+        ensure!(networks(rome)?.contains(&prefix.to_string()), "ipam may grant {prefix} to others");
+        load.finish()
+    })
+}
+
 /// A node of Kubernetes has no such unit: what its pods send before the agent runs is in clear.
 #[test]
 fn rebooted_host_without_unit_leaks_until_agent_runs() -> Result<()> {
@@ -371,14 +396,17 @@ pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Res
     // `weft up` runs with a state directory of the test.
     let start = if node == 0 { start.replace("/var/lib/weft/*", STATE) } else { start };
     let start = if enabled { format!("({start})") } else { ":".to_owned() };
-    let wipe =
-        "nft delete table inet weft
-        for f in -4 -6; do ip $f rule flush protocol 119; ip $f route flush table all proto 119; done
-        for d in $(ip -o link | sed -n 's/.*: \\(weft[^:@]*\\).*/\\1/p'); do ip link del $d; done; true";
+    let run_dir = if node == 0 { cluster.run_dir() } else { format!("/run/agent-{}", node + 1) };
+    let wipe = format!("rm -r {run_dir}; {WIPE}");
     // No pod runs before the unit has.
     run(host, &["sh", "-c", &format!("{start}\n{{ {wipe}\n}} 2>/dev/null")])?;
     scene.lab.restore(&machine)
 }
+
+const WIPE: &str =
+        "nft delete table inet weft
+        for f in -4 -6; do ip $f rule flush protocol 119; ip $f route flush table all proto 119; done
+        for d in $(ip -o link | sed -n 's/.*: \\(weft[^:@]*\\).*/\\1/p'); do ip link del $d; done; true";
 
 /// Senders of every family in all pods, and a look at every frame on the switch.
 struct Load {
