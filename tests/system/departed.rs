@@ -268,11 +268,11 @@ fn rebooted_host_refuses_for_a_minute() -> Result<()> {
 fn rebooted_host(time: Duration) -> Result<()> {
     play_with(&of_both_families(), &[], |scene| {
         scene.peer("rome", "milan", PORT)?;
+        let (pod, target) = scene.way("rome", "milan")?;
         let load = Load::start(scene)?;
         reboot(scene, "rome", 0, true)?;
         std::thread::sleep(time);
         load.ensure_sealed().context("before weft runs again")?;
-        let (pod, target) = scene.way("rome", "milan")?;
         scene.cluster_mut("rome").start_up(&[])?;
         scene.cluster("rome").wait_connected("milan", TIMEOUT)?;
         let _servers = serve(first_pod(scene.cluster("milan")))?;
