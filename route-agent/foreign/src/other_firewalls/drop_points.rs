@@ -35,8 +35,11 @@ pub(crate) struct Rule {
     pub(crate) protocol: Option<u8>,
     pub(crate) sports: BTreeSet<u16>,
     pub(crate) dports: BTreeSet<u16>,
-    /// More is compared than the above: a decision about some packets only.
+    /// More is compared than the above, and than what holds for every packet that begins a connection: a decision
+    /// about some packets only.
     pub(crate) is_narrow: bool,
+    /// No packet that begins a connection meets it.
+    pub(crate) spares_new: bool,
 }
 
 /// Packets that rules of their chains' owners let pass.

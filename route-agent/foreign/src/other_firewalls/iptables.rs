@@ -240,6 +240,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         sports: BTreeSet::new(),
         dports: BTreeSet::new(),
         is_narrow: false,
+        spares_new: false,
     };
     let mut negated = false;
     let mut rest = words;
@@ -249,7 +250,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         match (&**word, value) {
             ("-m", "comment") => {}
             ("--comment", text) => rule.ours = text == COMMENT,
-            ("!", "-i" | "-o" | "-s" | "-d") => {
+            ("!", "-i" | "-o" | "-s" | "-d" | "--ctstate" | "--state") => {
                 negated = true;
                 rest = tail;
             }
@@ -273,7 +274,13 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 rule.condition = Condition::Other;
                 rule.protocol = Some(UDP);
             }
-            ("-m", "udp" | "addrtype") => {}
+            ("-m", "udp" | "addrtype" | "conntrack" | "state") => {}
+            ("--ctstate" | "--state", states) => {
+                rule.condition = Condition::Other;
+                let has_new = states.split(',').any(|state| state == "NEW");
+                rule.spares_new |= has_new == std::mem::take(&mut negated);
+                rule.is_narrow |= rule.spares_new;
+            }
             ("--dst-type", "LOCAL") => (rule.is_to_host, rule.is_narrow) = (true, true),
             ("--sport" | "--dport", port) if port.parse::<u16>().is_ok() => {
                 rule.condition = Condition::Other;

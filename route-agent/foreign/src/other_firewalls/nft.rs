@@ -257,6 +257,7 @@ pub(super) fn rule(rule: nft::Rule) -> Rule {
         sports: rule.sports,
         dports: rule.dports,
         is_narrow: rule.is_narrow,
+        spares_new: rule.spares_new,
     }
 }
 

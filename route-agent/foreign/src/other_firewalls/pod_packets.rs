@@ -46,7 +46,7 @@ impl Treatment {
             && of_peers.all(|of| self.peers_like(pods).all(|peer| holds(of, peer, true)))
     }
 
-    /// True unless devices or addresses leave all packets of pods to or from peers out.
+    /// True unless states, devices or addresses leave all packets of pods to or from peers out that begin a connection.
     fn may_meet(&self, rule: &Rule, Packets { pods, to_peers }: Packets<'_>) -> bool {
         let is_by = |of: &Interface| {
             if of.incoming == to_peers {
@@ -64,7 +64,8 @@ impl Treatment {
                 self.peers_like(pods).any(|peer| holds(of, peer, false))
             }
         };
-        rule.interfaces.iter().all(is_by)
+        !rule.spares_new
+            && rule.interfaces.iter().all(is_by)
             && rule.addresses.iter().all(is_of)
             && self.peers_like(pods).next().is_some()
     }
@@ -124,8 +125,9 @@ impl<'a, E> Search<'a, E> {
                         return Ok(is_decided);
                     }
                 }
+                // What it drops does not get any further either.
+                Verdict::Drop => {}
                 Verdict::Accept
-                | Verdict::Drop
                 | Verdict::Return
                 | Verdict::Translate
                 | Verdict::Jump(_)
@@ -236,6 +238,7 @@ mod tests {
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
             is_narrow: false,
+            spares_new: false,
         }
     }
 

@@ -30,8 +30,10 @@ pub struct Rule {
     pub protocol: Option<u8>,
     pub sports: BTreeSet<u16>,
     pub dports: BTreeSet<u16>,
-    /// More is compared than the above.
+    /// More is compared than the above, and than what holds for every packet that begins a connection.
     pub is_narrow: bool,
+    /// No packet that begins a connection meets it.
+    pub spares_new: bool,
 }
 
 /// Prefix that a rule compares a packet's address with.
@@ -124,6 +126,7 @@ impl Rule {
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
             is_narrow: false,
+            spares_new: false,
         };
         let (mut loaded, mut lookup) = (Loaded::default(), None);
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
@@ -169,10 +172,16 @@ impl Rule {
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
                 let key = number(data, META_KEY);
-                self.is_narrow |=
-                    meta(data) == Condition::Other && !matches!(key, Some(NFPROTO | L4PROTO));
+                self.is_narrow |= meta(data) == Condition::Other
+                    && !matches!(key, Some(NFPROTO | L4PROTO | MARK));
                 *loaded = Loaded { key, ..Loaded::default() };
             }
+            Some("ct") if !is_set_by(data) => {
+                self.condition = Condition::Other;
+                *loaded = Loaded { tracking: Tracking::parse(data), ..Loaded::default() };
+                self.is_narrow |= loaded.tracking.is_none();
+            }
+            Some("ct") => {}
             Some("payload") => {
                 self.condition = Condition::Other;
                 *loaded = Loaded { field: Field::parse(data), ..Loaded::default() };
@@ -191,6 +200,11 @@ impl Rule {
             Some("target") => self.verdict = target(data),
             Some("match") if text(data, NAME) == Some("comment") => {}
             Some("match") if is_to_host(data) => (self.is_to_host, self.is_narrow) = (true, true),
+            Some("match") if states_of_extension(data).is_some() => {
+                self.condition = Condition::Other;
+                let states = states_of_extension(data).unwrap_or_default();
+                self.compare_new(states & STATE_NEW != 0);
+            }
             Some("lookup") => {
                 (self.condition, self.is_narrow) = (Condition::Other, true);
                 if is_verdict_map(data) {
@@ -208,7 +222,19 @@ impl Rule {
         let Some(value) = compared(data) else { return };
         let operator = number(data, OPERATOR).unwrap_or_default();
         let (is_equal, negated) = (operator == 0, operator == NOT_EQUAL);
+        if let Some(tracking) = loaded.tracking {
+            match tracking.is_met_by_new(&value, loaded.mask.as_deref(), operator) {
+                Some(is_met) => self.compare_new(is_met),
+                None => self.is_narrow = true,
+            }
+            return;
+        }
         match loaded {
+            Loaded { key: Some(MARK), .. } => {
+                // Packets have no mark unless another rule gives them one.
+                self.is_narrow |=
+                    !is_equal || loaded.mask.is_some() || value.iter().any(|b| *b != 0);
+            }
             Loaded { key: Some(L4PROTO), .. } | Loaded { field: Some(Field::Protocol), .. }
                 if is_equal && loaded.mask.is_none() && value.len() == 1 =>
             {
@@ -234,6 +260,82 @@ impl Rule {
         }
         self.compared.push(value);
     }
+
+    /// A comparison that all packets which begin a connection meet, or none.
+    fn compare_new(&mut self, is_met: bool) {
+        self.is_narrow |= !is_met;
+        self.spares_new |= !is_met;
+    }
+}
+
+/// What a rule compares of connection tracking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracking {
+    State,
+    Direction,
+    Mark,
+}
+
+/// Bit of a new connection in states of nftables and of the old packet filter.
+const STATE_NEW: u32 = 1 << 3;
+
+impl Tracking {
+    /// `None` for what is not understood.
+    fn parse(data: &[u8]) -> Option<Self> {
+        const KEY: u16 = 2;
+        match number(data, KEY)? {
+            0 => Some(Self::State),
+            1 => Some(Self::Direction),
+            3 => Some(Self::Mark),
+            _ => None,
+        }
+    }
+
+    /// Returns whether packets that begin a connection meet a comparison; `None` if some may.
+    fn is_met_by_new(self, value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<bool> {
+        let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).map(u32::from_ne_bytes).ok();
+        let is_zero = value.iter().all(|byte| *byte == 0);
+        // Equal, or not equal.
+        let is_equal = matches!(operator, 0 | 1).then_some(operator == 0)?;
+        match (self, mask) {
+            (Self::State, Some(mask)) if is_zero => {
+                Some((word(mask)? & STATE_NEW != 0) != is_equal)
+            }
+            (Self::State, None) => Some((word(value)? & STATE_NEW != 0) == is_equal),
+            // Packets of the one that has begun a connection have direction 0, and no mark so far.
+            (Self::Direction, None) => Some(is_zero == is_equal),
+            (Self::Mark, None) if is_zero == is_equal => Some(true),
+            (Self::State | Self::Direction, Some(_)) | (Self::Mark, _) => None,
+        }
+    }
+}
+
+/// States that an extension of the old packet filter compares, if it compares nothing else (`xt_conntrack.h`, its
+/// third and fourth revision; `xt_state.h`).
+fn states_of_extension(data: &[u8]) -> Option<u32> {
+    const NAME: u16 = 1;
+    const REVISION: u16 = 2;
+    const INFO: u16 = 3;
+    /// Places of the flags of what is compared, of what is inverted, and of the states.
+    const FLAGS: usize = 146;
+    const STATE: u16 = 1;
+    /// It was written as `-m state`.
+    const STATE_ALIAS: u16 = 1 << 13;
+    let info = attribute(data, INFO)?;
+    let short = |at: usize| Some(u16::from_ne_bytes(info.get(at..at + 2)?.try_into().ok()?));
+    match (text(data, NAME)?, number(data, REVISION)?) {
+        ("conntrack", 2 | 3) => {
+            let (flags, inverted) = (short(FLAGS)?, short(FLAGS + 2)?);
+            let states = u32::from(short(FLAGS + 4)?);
+            (flags & !STATE_ALIAS == STATE).then_some(if inverted & STATE == 0 {
+                states
+            } else {
+                !states
+            })
+        }
+        ("state", 0) => Some(u32::from_ne_bytes(info.get(..4)?.try_into().ok()?)),
+        _ => None,
+    }
 }
 
 /// Value that a rule has loaded to compare it.
@@ -242,6 +344,7 @@ struct Loaded {
     /// Key of the packet's meta data.
     key: Option<u32>,
     field: Option<Field>,
+    tracking: Option<Tracking>,
     mask: Option<Vec<u8>>,
 }
 
@@ -323,7 +426,14 @@ fn target(data: &[u8]) -> Verdict {
     }
 }
 
+/// True for an expression that sets a value instead of loading it.
+fn is_set_by(tracking: &[u8]) -> bool {
+    const SOURCE: u16 = 4;
+    attribute(tracking, SOURCE).is_some()
+}
+
 const META_KEY: u16 = 2;
+const MARK: u32 = 3;
 const NFPROTO: u32 = 15;
 const L4PROTO: u32 = 16;
 const IIF: u32 = 4;
