@@ -334,7 +334,9 @@ impl<'a> View<'a> {
 
     fn refused(&self) -> Vec<Refused> {
         let mut all = BTreeMap::new();
-        let of_nodes = self.nodes.iter().flat_map(|node| &node.spec.refused);
+        // A removed one refuses those of living peerings, too.
+        let present = self.nodes.iter().filter(|node| !node.spec.removed);
+        let of_nodes = present.flat_map(|node| &node.spec.refused);
         for prefix in self.refused.iter().chain(of_nodes) {
             all.entry(prefix).or_insert_with(BTreeSet::new);
         }

@@ -73,9 +73,10 @@ impl RunDir {
         Self(Path::new(RUN_ROOT).join(cluster.as_str()))
     }
 
-    /// Absolute, since child processes get it as an argument.
+    /// Absolute, since child processes get it as an argument. Of a link, the directory that it leads to, which is what
+    /// `weft down` removes.
     pub fn at(path: &Path) -> anyhow::Result<Self> {
-        let path = std::path::absolute(path)
+        let path = if path.is_symlink() { path.canonicalize() } else { std::path::absolute(path) }
             .with_context(|| format!("{} cannot be a run directory", path.display()))?;
         Ok(Self(path))
     }
@@ -283,6 +284,17 @@ pub fn short_hash(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn linked_run_directory_is_where_the_link_leads() {
+        let folder = tempfile::tempdir().unwrap();
+        let [real, link] = ["real", "link"].map(|name| folder.path().join(name));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert_eq!(RunDir::at(&link).unwrap().path(), real.canonicalize().unwrap());
+        let later = folder.path().join("later");
+        assert_eq!(RunDir::at(&later).unwrap().path(), later);
+    }
 
     #[test]
     fn a_socket_path_always_fits() {
