@@ -244,9 +244,9 @@ impl Controller {
         }
     }
 
-    /// Labels the user's key pairs, which may lack the label that distinguishes Secrets from all
+    /// Watches the user's key pairs that lack the label which distinguishes Secrets from all
     /// others. Returns false if the store did not answer.
-    async fn name_secrets(&mut self) -> bool {
+    async fn watch_unlabelled_secrets(&mut self) -> bool {
         let named = self.index.unlabelled_secrets();
         if !self.watch.name(&named) {
             return true;
@@ -269,7 +269,7 @@ impl Controller {
 
     /// Compiles and publishes until nothing changes, then requests from ipam what is missing.
     async fn settle(&mut self) {
-        let mut is_done = self.name_secrets().await;
+        let mut is_done = self.watch_unlabelled_secrets().await;
         if self.workloads.is_some() {
             is_done &= self.stale_connections.reconcile(&self.store, &mut self.index).await;
         }

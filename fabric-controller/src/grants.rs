@@ -161,7 +161,8 @@ fn is_fixed(request: &IpamRequest) -> bool {
 }
 
 fn understood<T: std::str::FromStr>(granted: &str) -> Result<T, Status> {
-    let unfit = || Status::internal(format!("ipam granted {granted:?}, which is no such thing"));
+    let unfit =
+        || Status::internal(format!("ipam granted {granted:?}; expected a prefix or an address"));
     granted.parse().map_err(|_| unfit())
 }
 

@@ -24,7 +24,7 @@ use crate::status_pacing::StatusPacing;
 pub struct Outcome {
     /// The index is no longer what was compiled.
     pub changed: bool,
-    /// The same, but only of what gateways and route-agents go by: what follows are acknowledgements.
+    /// Nothing but configs and records has changed: acknowledgements follow.
     pub configured: bool,
     /// Grants of objects that are gone.
     pub lost: Vec<Grant>,

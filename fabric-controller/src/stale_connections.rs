@@ -80,13 +80,13 @@ async fn mark_error(store: &Store, index: &mut Index, gateway: &ObjectRef) -> bo
     let connection = Object::from(connection);
     match store.put_status(&connection).await {
         Ok(_) => {
-            tracing::warn!(%gateway, "no pod of it is ready: its Connection is no longer Connected");
+            tracing::warn!(%gateway, "no pod of it is ready: marked its Connection as Error");
             index.apply(Event::Applied(connection));
             true
         }
         Err(error) if error.is_unreachable() => false,
         Err(error) => {
-            tracing::warn!(%gateway, %error, "its Connection may say Connected wrongly");
+            tracing::warn!(%gateway, %error, "cannot mark its Connection as Error, which may be wrongly Connected");
             true
         }
     }

@@ -66,7 +66,7 @@ fn run_to_end(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
-/// Why this gateway is to end, for the peer.
+/// Reason for the end of this gateway, which the peer gets.
 async fn reason(store: &Store, name: &ObjectRef, taken_down: &mut unix::Signal) -> Departure {
     if timeout(Duration::ZERO, taken_down.recv()).await.is_ok() {
         return Departure::TakenDown;

@@ -51,7 +51,7 @@ pub struct Running {
     pub port: Option<u16>,
     /// UDP port at which a successor reaches the peer through this one.
     pub relay_port: Option<u16>,
-    /// This host's address that packets to the peer have.
+    /// Source address of the tunnel's datagrams.
     pub source: Option<IpAddr>,
     /// The tunnel was handed over by another replica, which carries packets for a while.
     pub is_handed_over: bool,
@@ -63,7 +63,8 @@ impl PartialEq for Plane {
             let running = plane.running.as_ref();
             running.map(|r| {
                 let mtu = (r.mtu, r.mtu_bound, r.path_mtu, r.way);
-                (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, (r.port, r.source))
+                let place = (r.port, r.source, r.is_handed_over);
+                (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, place)
             })
         };
         let applied = |plane: &Self| plane.applied.as_ref().map(Arc::as_ptr);

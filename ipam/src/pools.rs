@@ -71,7 +71,7 @@ pub(crate) enum PoolError {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AcquireError {
-    #[error("{cidr} cannot be had: {by} is taken")]
+    #[error("cannot allocate {cidr}: {by} is taken")]
     Taken { cidr: Cidr, by: Cidr },
     #[error("{cidr} lies in none of the pools ({}); add one that holds it", list(.pools))]
     OutsidePools { cidr: Cidr, pools: Vec<Cidr> },

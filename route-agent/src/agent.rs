@@ -527,7 +527,7 @@ impl Agent {
 }
 
 /// Has packets go to the replicas that have taken over since the config was written, which an API server that
-/// does not answer could not tell. Only replicas of the config count.
+/// does not answer cannot report. Only replicas of the config count.
 fn follow_take_overs(config: &mut NodeConfigSpec, take_overs: &TakeOvers) {
     let gateways = config.peerings.iter_mut().filter_map(|peering| peering.gateway.as_mut());
     for gateway in gateways {

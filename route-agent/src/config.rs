@@ -6,7 +6,7 @@ use fabric_store::StoreArgs;
 
 /// Gives a node its ways to the pods of other clusters.
 ///
-/// route-agent makes what its NodeConfig says: the devices weft4 and weft6 (VXLAN, VNI 18952, UDP
+/// route-agent applies its NodeConfig: it makes the devices weft4 and weft6 (VXLAN, VNI 18952, UDP
 /// 4879), routes in table 18952 with one rule a family at priority 105, refusals in table 18953
 /// with one at 32765, two rules at 103 and 104 for each pod CIDR of the node, and the nftables tables
 /// `inet weft` and, for prefixes of peers that are gone, `inet weft_refused`. It looks at every

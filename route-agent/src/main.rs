@@ -92,7 +92,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         (Some(published), _) => Store::open_published(published),
         (None, Some(args)) => Store::open(args),
         (None, None) => {
-            bail!("--kubernetes, --run-dir or --published must say where the config is")
+            bail!("no source of the config: expected --kubernetes, --run-dir or --published")
         }
     };
     let store = store.context("cannot open the store")?;

@@ -9,11 +9,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fabric_supervisor::lock::Lock;
 use fabric_supervisor::rundir::{Record, RunDir, agent_state_dir};
-use fabric_supervisor::supervise::{
-    self, End, Gateways, Loop, MarkUnresponsive, OwnFiles, StopSignals,
-};
+use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, OwnFiles, StopSignals};
 use fabric_supervisor::workloads::{
-    self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
+    self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Gateways, Workloads,
 };
 use fabric_supervisor::{lock, metrics, process};
 use tokio::sync::watch;

@@ -165,6 +165,7 @@ fn for_nodes(index: &Index, model: &Model<'_>, desired: &Desired) -> Desired {
     if !cluster.is_ready() {
         of_nodes.keep_all(index.of_kind(Kind::FabricRecord));
         of_nodes.keep_all(refused::held(index));
+        of_nodes.keep_all(refused::granted_before(index, cluster));
         let configs = index.of_kind(Kind::NodeConfig);
         of_nodes.keep_all(configs.filter(|(config, _)| cluster.node(&config.name).is_some()));
         return of_nodes;

@@ -157,7 +157,7 @@ fn add_drop(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableN
     }
 }
 
-/// Names what the gateway's own host lacks or drops, if no other of all `nodes` is reached from it.
+/// Names what the gateway's own host lacks or drops, if none of several others of all `nodes` is reached from it.
 fn add_drop_of_host(
     host: &NodeConfig,
     nodes: usize,
@@ -169,7 +169,7 @@ fn add_drop_of_host(
     let others = unreachable.values_mut().filter(|of| of.node != name);
     let others: Vec<_> = others.filter(is_silent).collect();
     let drop = host.status.iter().flat_map(|status| &status.packet_drops).next();
-    if let Some(drop) = drop.filter(|_| others.len() + 1 == nodes) {
+    if let Some(drop) = drop.filter(|_| others.len() > 1 && others.len() + 1 == nodes) {
         let detail = drop_at(name, drop);
         others.into_iter().for_each(|of| of.detail = Some(detail.clone()));
     }

@@ -4,7 +4,7 @@ use tower::BoxError;
 
 /// Reason why there is no connection to try: no kubeconfig, or one with a fault.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot tell how to reach the API server of a Kubernetes cluster from {of}: {why}")]
+#[error("cannot find out how to reach the API server of a Kubernetes cluster from {of}: {why}")]
 pub struct ConnectError {
     of: String,
     why: String,

@@ -35,7 +35,7 @@ const LOCKED: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum WithdrawError {
-    #[error("the Lease of the fabric-controllers cannot be had within {} s", ELECTION.as_secs())]
+    #[error("cannot acquire the Lease of the fabric-controllers within {} s", ELECTION.as_secs())]
     NotElected,
     #[error("the Lease of the fabric-controllers is lost; one of them may work now")]
     Lost,

@@ -166,8 +166,11 @@ fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
 fn report_seconds(index: &Index, problems: &mut Problems) {
     let mut used: Vec<(&str, Granted)> = Vec::new();
     for (reference, object) in index.of_kind(Kind::Network).filter(|(_, o)| !owner::is_own(o)) {
-        let kind = network_type(index, object)
-            .filter(|kind| kind.starts_with("external-cidr") || *kind == "internal-cidr");
+        let kind = match network_type(index, object) {
+            Some("external-cidr" | "external-cidr-v6") => Some("external"),
+            Some("internal-cidr") => Some("internal"),
+            Some(_) | None => None,
+        };
         let Some((kind, cidr)) = kind.zip(index.network_grant(reference)) else { continue };
         let same =
             |(of, known): &&(&str, Granted)| *of == kind && known.cidr.is_ipv4() == cidr.is_ipv4();
@@ -187,14 +190,15 @@ fn report_seconds(index: &Index, problems: &mut Problems) {
 fn report_moved(index: &Index, problems: &mut Problems) {
     for (reference, object) in index.of_kind(Kind::Network) {
         let kind = network_type(index, object);
-        let is_fixed = matches!(kind, Some("pod-cidr" | "service-cidr" | "reserved"));
+        let is_fixed = matches!(kind, Some("pod-cidr" | "service-cidr" | "reserved"))
+            && object.label(labels::NETWORK_NOT_REMAPPED) != Some("true");
         let granted = index.network_grant(reference).filter(|_| is_fixed);
         let (Object::Network(network), Some(granted)) = (object, granted) else { continue };
-        if granted.to_string() != network.spec.cidr {
+        let own = &network.spec.cidr;
+        if own.parse::<Cidr>().is_ok_and(|own| own != granted) {
             let message = format!(
-                "{} was taken, and {granted} stands for it, which nothing here uses; expected the label {}: \"true\" \
-                 and a prefix that is free",
-                network.spec.cidr,
+                "{granted} stands for {own}, and nothing here uses that; expected the label {}: \"true\" and a prefix \
+                 that is free",
                 labels::NETWORK_NOT_REMAPPED
             );
             problems.add(reference, "spec.cidr", message);
@@ -207,7 +211,7 @@ fn report_addresses_of_pods(nodes: &[Node], problems: &mut Problems) {
     for node in nodes {
         let cidrs = nodes.iter().flat_map(|of| of.pods.iter().map(|cidr| (cidr, &of.name)));
         let within = |address: &IpAddr| cidrs.clone().find(|(cidr, _)| cidr.contains(*address));
-        let found = node.declared.iter().find_map(|address| Some((address, within(address)?)));
+        let found = node.underlay.iter().find_map(|address| Some((address, within(address)?)));
         if let Some((address, (cidr, of))) = found {
             let reference = ObjectRef::new(Kind::Node, "", &node.name);
             let message = format!(

@@ -119,7 +119,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     problems.extend(found.problems);
     problems.extend(unread.map(|error| {
         format!(
-            "leases cannot be listed ({error:#}), so that nothing is said of what gateways wait for, nor of \
+            "leases cannot be listed ({error:#}), so that what gateways wait for is not shown, nor \
              what the fabric-controller cannot read; expected the verb list on leases.coordination.k8s.io"
         )
     }));

@@ -87,6 +87,6 @@ mod tests {
         let error = open(&["--kubeconfig", "/k", "--run-dir", "/r"]).unwrap_err();
         assert!(error.contains("cannot be used with '--run-dir"), "{error}");
         let error = open(&["--kubeconfig", "/nowhere"]).unwrap_err();
-        assert!(error.starts_with("cannot tell how to reach the API server"), "{error}");
+        assert!(error.starts_with("cannot find out how to reach the API server"), "{error}");
     }
 }

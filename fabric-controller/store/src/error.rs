@@ -7,7 +7,7 @@ use fabric_objects::{Kind, ObjectRef, Problem};
 /// Faults of a manifest are not among them: those are [`Problem`]s, and the rest goes on.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("nothing says where the resources are; expected --run-dir DIR or --kubernetes")]
+    #[error("no source of resources: expected --run-dir DIR or --kubernetes")]
     NoPlace,
     #[error(transparent)]
     Directory(#[from] DirectoryError),

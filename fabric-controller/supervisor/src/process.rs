@@ -254,10 +254,12 @@ impl Process {
     }
 
     /// Returns the way it ended; to be called only once its pidfd reports the end.
-    pub fn epitaph(&mut self) -> String {
+    pub fn exit_reason(&mut self) -> String {
         match self.child.as_mut().map(Child::wait) {
             Some(Ok(status)) => status.to_string(),
-            Some(Err(_)) | None => "it was adopted, so how is not known".to_owned(),
+            Some(Err(_)) | None => {
+                "its exit status is not known: an earlier supervisor had started it".to_owned()
+            }
         }
     }
 

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::messages::say;
-use super::supervise::{Gateways, MarkUnresponsive};
-use super::workloads::{Wanted, Workloads};
+use super::supervise::MarkUnresponsive;
+use super::workloads::{Gateways, Wanted, Workloads};
 
 /// Published gateways and the processes to run for them. Reports their changes to the user.
 pub struct Published {

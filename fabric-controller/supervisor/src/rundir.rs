@@ -76,9 +76,20 @@ impl RunDir {
     /// Absolute, since child processes get it as an argument. Of a link, the directory that it leads to, which is what
     /// `weft down` removes.
     pub fn at(path: &Path) -> anyhow::Result<Self> {
-        let path = if path.is_symlink() { path.canonicalize() } else { std::path::absolute(path) }
-            .with_context(|| format!("{} cannot be a run directory", path.display()))?;
-        Ok(Self(path))
+        let absolute = || {
+            let path = std::path::absolute(path)?;
+            match path.read_link() {
+                // Without the directory, which `weft down` removes, this is where it is made again.
+                Ok(target) => path.canonicalize().or_else(|_| {
+                    let parent = path.parent().unwrap_or_else(|| Path::new("/"));
+                    std::path::absolute(parent.join(target))
+                }),
+                Err(_) => Ok(path),
+            }
+        };
+        let found: io::Result<PathBuf> = absolute();
+        let cannot = || format!("{} cannot be a run directory", path.display());
+        Ok(Self(found.with_context(cannot)?))
     }
 
     pub fn path(&self) -> &Path {
@@ -291,7 +302,10 @@ mod tests {
         let [real, link] = ["real", "link"].map(|name| folder.path().join(name));
         fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert_eq!(RunDir::at(&link).unwrap().path(), real.canonicalize().unwrap());
+        let led_to = real.canonicalize().unwrap();
+        assert_eq!(RunDir::at(&link).unwrap().path(), led_to);
+        fs::remove_dir(&real).unwrap();
+        assert_eq!(RunDir::at(&link).unwrap().path(), led_to);
         let later = folder.path().join("later");
         assert_eq!(RunDir::at(&later).unwrap().path(), later);
     }

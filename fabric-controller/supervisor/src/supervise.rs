@@ -18,10 +18,7 @@ use super::messages::say;
 use super::process::Role;
 use super::rundir::{Record, RunDir};
 use super::supervisor::{Ended, Report, Supervisor};
-use super::workloads::Wanted;
-
-/// Gateways, by namespace and name.
-pub type Gateways = BTreeSet<(String, String)>;
+use super::workloads::{Gateways, Wanted};
 
 /// Corrects what is published of gateways that cannot be carrying traffic.
 #[allow(async_fn_in_trait)] // the loop that calls it is not spawned
@@ -172,7 +169,8 @@ impl<S: MarkUnresponsive> Loop<S> {
                             "{name} runs but does not answer; `weft logs {name}{option}` may say why"
                         ));
                     }
-                    self.mark_unresponsive(&silent).await;
+                    let connected = self.mark_unresponsive(&silent).await;
+                    supervisor.prefer(&connected);
                     known_silent = silent;
                 }
                 () = answer(responder.as_ref()) => {}
@@ -215,9 +213,9 @@ impl<S: MarkUnresponsive> Loop<S> {
     }
 
     /// Not more often than they are found so: one that is merely slow writes its Connection again.
-    async fn mark_unresponsive(&mut self, silent: &BTreeSet<String>) {
+    async fn mark_unresponsive(&mut self, silent: &BTreeSet<String>) -> Gateways {
         let reports = self.reports.borrow().clone();
-        self.mark(gateways(silent.iter().filter_map(|name| reports.get(name)))).await;
+        self.mark(gateways(silent.iter().filter_map(|name| reports.get(name)))).await
     }
 }
 

@@ -16,8 +16,7 @@ use super::log_file;
 use super::messages::say;
 use super::process::{self, Freshness, Process, Role, Spec};
 use super::rundir::RunDir;
-use super::supervise::Gateways;
-use super::workloads::Wanted;
+use super::workloads::{Gateways, Wanted};
 
 /// Time a process has to stop before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -192,7 +191,7 @@ impl Supervisor {
             State::Stopping { process, start, .. } if *start == ended.start => (process, true),
             State::Running { .. } | State::Stopping { .. } | State::Waiting { .. } => return,
         };
-        let (how, lived) = (process.epitaph(), process.since.elapsed());
+        let (how, lived) = (process.exit_reason(), process.since.elapsed());
         drop(std::fs::remove_file(self.dir.pid_file(&ended.name)));
         if slot.spec.is_none() {
             self.slots.remove(&ended.name);

@@ -1,6 +1,6 @@
 //! Processes that a host should run, and their arguments.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,9 @@ use super::rundir::{REFUSAL_FILE, Record, RunDir, short_hash};
 
 /// Specs by process name, which also names the pid file, log and socket.
 pub type Wanted = BTreeMap<String, Spec>;
+
+/// Gateways, by namespace and name.
+pub type Gateways = BTreeSet<(String, String)>;
 
 /// What is passed on to the controller and to ipam.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -63,7 +63,7 @@ enum CertificateError {
     Make { names: Names, source: rcgen::Error },
     #[error("Secret {SECRET} does not stay as it is written")]
     Contended,
-    #[error("the API server is silent for {} s", LONGEST.as_secs())]
+    #[error("the API server has not answered for {} s", LONGEST.as_secs())]
     Late,
 }
 

@@ -334,7 +334,7 @@ impl Gateways {
         });
     }
 
-    /// Makes it so. What is wrong with a gateway or an IP is given back; of what could not be tried,
+    /// Writes the desired objects. What is wrong with a gateway or an IP is given back; of what could not be tried,
     /// what was wrong before.
     async fn reconcile(&mut self, plan: &Plan, before: Faults) -> Faults {
         self.retry = None;

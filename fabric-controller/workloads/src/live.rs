@@ -93,7 +93,7 @@ struct Observed {
     content: ContentDigest,
 }
 
-/// Keeps it so.
+/// Observed objects, kept current by their watches.
 pub(super) struct Live {
     objects: Objects,
     reflector: Reflector<Watched, DynamicObject>,

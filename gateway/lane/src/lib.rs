@@ -254,11 +254,6 @@ impl Stats {
     pub fn last_handshake_unix(&self) -> Option<u64> {
         self.peer.last_handshake.and_then(unix_time)
     }
-
-    /// Unix time in seconds of the last authentic packet.
-    pub fn last_authentic_unix(&self) -> Option<u64> {
-        self.peer.last_authentic.and_then(unix_time)
-    }
 }
 
 /// Seconds since 1970 of a past moment, by the present wall clock; `None` if by that it was earlier:

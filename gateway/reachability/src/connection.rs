@@ -213,7 +213,7 @@ impl Machine {
     }
 
     /// Returns how long nothing may come if one is due every `interval`. Liqo's time is half an
-    /// interval longer and ends just as one more probe may come back, so that luck decides.
+    /// interval longer and ends just as one more probe may come back, which makes the outcome a race.
     fn window_of(&self, interval: Duration) -> Duration {
         // One lost probe must show before the next one does.
         interval * self.settings.loss_threshold.max(2) - interval / 2

@@ -66,7 +66,7 @@ struct CidrTexts {
     joined: Families,
 }
 
-/// Why a weft gateway ends.
+/// Reason for the end of a weft gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// Its cluster no longer has this peering.
@@ -113,7 +113,7 @@ pub struct WeftField {
     /// Another gateway with the sender's key has handed the tunnel over, and carries packets for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub handed_over: bool,
-    /// Why; absent from older gateways, which only restart so.
+    /// Reason for its end; absent from older gateways, which only restart so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub departure: Option<Departure>,
     /// One of a burst: the sender misses answers, and the receiver had better look, too.
@@ -143,7 +143,7 @@ pub struct NodeCount {
     pub of: u32,
 }
 
-/// Why a datagram is no probe.
+/// Reason why a datagram is no probe.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     #[error("{0} bytes is longer than any probe")]
@@ -200,7 +200,7 @@ impl Message {
         Some(self.time_stamp.parse::<Timestamp>().ok()?.as_nanosecond())
     }
 
-    /// Why the sender ends, if that is what this announces.
+    /// Reason for the sender's end, if that is what this announces.
     pub fn departure(&self) -> Option<Departure> {
         let weft = self.weft.filter(|weft| weft.leaving)?;
         Some(weft.departure.unwrap_or(Departure::Restarting))

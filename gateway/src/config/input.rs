@@ -32,7 +32,7 @@ pub struct Input {
     /// Version of the GatewayRecords that was read last, and if the config follows from them, that it
     /// is of.
     pub records: Option<RecordVersion>,
-    /// It does: the controller knows that this gateway reads them.
+    /// True if the config follows from records: the controller knows that this gateway reads them.
     pub is_from_records: bool,
     /// The last good one, which stays when a bad one follows, or its file is gone.
     pub desired: Option<Arc<Desired>>,
@@ -86,7 +86,7 @@ pub async fn run(
         record_watch,
         published: Published::default(),
         followed: None,
-        untold: false,
+        is_from_cache: false,
         is_listed: false,
         is_over: false,
         input: Input::default(),
@@ -108,7 +108,7 @@ struct Follower {
     /// The Secret that is followed, too.
     followed: Option<ObjectRef>,
     /// The config is a cached one, and the store has not reported any.
-    untold: bool,
+    is_from_cache: bool,
     /// The store has reported the config, if there is one.
     is_listed: bool,
     /// An API server reports that the config is gone. A directory may lose a file by mistake.
@@ -148,7 +148,7 @@ impl Follower {
             return false;
         };
         tracing::info!(generation = config.metadata.generation, "beginning with the config kept");
-        (self.untold, self.input.synced, self.input.key) = (true, true, Some(key));
+        (self.is_from_cache, self.input.synced, self.input.key) = (true, true, Some(key));
         self.input.named = named(&config);
         self.input.take_config(config)
     }
@@ -165,7 +165,7 @@ impl Follower {
             }
             Event::Deleted(object) => self.input.lose_secret(&self.name, &object),
             Event::Problems(problems) => self.input.take_problems(&self.name, &problems),
-            Event::Synced if self.untold && self.input.unreadable.is_none() => {
+            Event::Synced if self.is_from_cache && self.input.unreadable.is_none() => {
                 self.is_over = true;
                 self.input.lose_config()
             }
@@ -211,7 +211,7 @@ impl Follower {
     async fn take_object(&mut self, object: Object) -> bool {
         match object {
             Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
-                self.untold = false;
+                self.is_from_cache = false;
                 let named = named(&config);
                 let is_other = std::mem::replace(&mut self.input.named, named) != named;
                 self.published.config = Some(Arc::unwrap_or_clone(config));

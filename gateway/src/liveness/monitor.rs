@@ -57,7 +57,7 @@ pub struct Sources {
     pub planes: watch::Receiver<Plane>,
     /// Paths to this cluster's nodes, which the peer's gateway is sent a count of.
     pub paths: watch::Receiver<Option<NodePaths>>,
-    /// Why this gateway ends, set before it does.
+    /// Reason for the end of this gateway, set before it.
     pub departure: Arc<OnceLock<Departure>>,
 }
 

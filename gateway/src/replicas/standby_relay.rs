@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn datagrams_pass_both_ways_and_peers_are_told_apart() {
+    async fn datagrams_pass_both_ways_and_peers_stay_apart() {
         let active = UdpSocket::bind("127.0.0.2:0").await.unwrap();
         let active_at = active.local_addr().unwrap();
         let standby = SocketAddr::from(([127, 0, 0, 1], active_at.port()));

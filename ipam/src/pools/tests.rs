@@ -122,7 +122,7 @@ fn exclusive_prefix_allows_no_overlap() {
     assert!(pools.give_back("10.50.0.0/16") && pools.shared("10.50.0.0/24"));
     assert!(!pools.exclusive("10.50.0.0/16") && !pools.exclusive("10.50.0.128/25"));
     let error = pools.take("10.50.0.0/16", RequestMode::Exclusive).unwrap_err().to_string();
-    assert_eq!(error, "10.50.0.0/16 cannot be had: 10.50.0.0/24 is taken");
+    assert_eq!(error, "cannot allocate 10.50.0.0/16: 10.50.0.0/24 is taken");
 }
 
 #[test]

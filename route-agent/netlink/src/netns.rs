@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,10 +48,6 @@ impl Netns {
         let file = File::open(path)
             .map_err(|source| NetnsError::Open { path: path.display().to_string(), source })?;
         Ok(Self { file: Arc::new(file) })
-    }
-
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { file: Arc::new(fd.into()) }
     }
 
     /// Does `work` inside, on a thread of its own, and waits for it. File descriptors that it

@@ -22,7 +22,7 @@ pub use chains::{
     BaseChain, Chain, ChainFamily, Hook, IpTable, base_chains, chain_rules, ip_tables, raw_chains,
     source_nat_chains, table_rules,
 };
-pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict};
+pub use rule::{AddressMatch, Condition, Interface, Rule, States, Verdict};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -166,6 +166,8 @@ impl Body<'_> {
         let quiet = self.quiet.as_millis().max(1);
         let own =
             self.refusal.senders.iter().filter(|((from, _), _)| from.is_ipv4() == (version == 4));
+        // A set with more would be refused as a whole, and the prefixes with it.
+        let own = own.take(MAX_SENDERS);
         let elements: Vec<_> = own
             .map(|((from, to), left)| {
                 let left = left.as_millis().clamp(1, quiet);

@@ -341,7 +341,7 @@ fn problem_goes_once_the_owner_accepts_the_overlay() {
 }
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 25] = [
+const DROPS: [(&str, &str); 23] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -360,8 +360,6 @@ const DROPS: [(&str, &str); 25] = [
     ("nft insert rule inet f c ct state established,new drop", OF_PODS),
     ("nft insert rule inet f c ct state != established drop", OF_PODS),
     ("nft insert rule inet f c ct direction original drop", OF_PODS),
-    ("nft insert rule inet f c ct mark 0 drop", OF_PODS),
-    ("nft insert rule inet f c meta mark 0 reject", OF_PODS),
     ("iptables-nft -I FORWARD -m conntrack --ctstate NEW -j DROP", OF_PODS),
     ("iptables-nft -A FORWARD -m state --state NEW,RELATED -j DROP", OF_PODS),
     ("iptables-legacy -I FORWARD -m conntrack ! --ctstate ESTABLISHED -j DROP", OF_PODS),
@@ -393,7 +391,9 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     nft add rule inet f c ct state invalid drop
     nft add rule inet f c ct state != new drop
     nft add rule inet f c ct direction reply drop
-    nft add rule inet f c ct mark 7 drop
+    nft add rule inet f c ct mark 0 drop
+    nft add rule inet f c meta mark 0 drop
+    iptables-legacy -A FORWARD -m conntrack ! --ctstate ESTABLISHED,DNAT -j DROP
     iptables-nft -A FORWARD -m conntrack --ctstate INVALID,UNTRACKED -j DROP
     iptables-legacy -A FORWARD -m conntrack ! --ctstate NEW,ESTABLISHED,RELATED -j DROP
     nft add rule inet f nat ip saddr 10.200.1.0/24 ip daddr 10.0.0.0/8 jump exempt

@@ -278,7 +278,7 @@ pub struct Diversion {
 /// A step that another program keeps undoing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UndoneStep {
-    /// The command that it equals, such as `ip rule add priority 18952 lookup 18952`.
+    /// The command that it equals, such as `ip rule add priority 105 lookup 18952`.
     pub step: String,
     /// When the agent found it undone first (RFC 3339).
     #[schemars(extend("format" = "date-time"))]

@@ -118,13 +118,8 @@ fn published_before(index: &Index, cluster: &Cluster) -> Refused {
             peering.prefixes.iter().for_each(|prefix| add(prefix, &peering.peer_cluster_id));
         }
     }
-    // A host that restarts loses what was published. What was granted tells of peerings that have ended meanwhile.
-    let is_lost = cluster.nodes.iter().all(|node| config_of(index, &node.name).is_none());
-    for (reference, object) in index.of_kind(Kind::Network).filter(|_| is_lost) {
-        let owner = owner::of(object).filter(|owner| owner.kind == Kind::Configuration);
-        if owner.is_some_and(|owner| index.get(&owner).is_none())
-            && let Some(prefix) = index.network_grant(reference)
-        {
+    for (reference, object) in granted_before(index, cluster) {
+        if let Some(prefix) = index.network_grant(reference) {
             add(&prefix.to_string(), object.label(labels::REMOTE_CLUSTER_ID).unwrap_or_default());
         }
     }
@@ -132,6 +127,20 @@ fn published_before(index: &Index, cluster: &Cluster) -> Refused {
     // Its Network may not have been written yet.
     recorded_refused(index).iter().for_each(|of| add(&of.prefix, &of.peer_cluster_id));
     all
+}
+
+/// Networks of peerings, if nothing published is left: a host that restarts loses that, and peerings may have ended
+/// or changed meanwhile.
+pub(super) fn granted_before<'a>(
+    index: &'a Index,
+    cluster: &Cluster,
+) -> impl Iterator<Item = (&'a ObjectRef, &'a Object)> {
+    let mut configs = cluster.nodes.iter().filter_map(|node| config_of(index, &node.name));
+    let is_lost = index.of_kind(Kind::FabricRecord).next().is_none()
+        && configs.all(|config| config.spec.peerings.is_empty());
+    let of_peering =
+        |object: &Object| owner::of(object).is_some_and(|of| of.kind == Kind::Configuration);
+    index.of_kind(Kind::Network).filter(move |(_, object)| is_lost && of_peering(object))
 }
 
 /// Returns whether every agent that runs reports a prefix as quiet. Those that report nothing

@@ -88,7 +88,7 @@ fn undone_step_is_the_cause_if_probes_pass_or_not() {
     let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 2}));
     let mut nodes = [node("n1", "milan"), node("n2", "paris")];
     for node in &mut nodes {
-        let step = "ip rule add priority 18952 lookup 18952".to_owned();
+        let step = "ip rule add priority 105 lookup 18952".to_owned();
         let since = "2026-01-31T12:00:00Z".to_owned();
         node.status.get_or_insert_default().undone = Some(UndoneStep { step, since });
     }

@@ -88,6 +88,6 @@ async fn wrong_store_arguments_fail_with_reason() {
     let error =
         fabric_store::Store::kubernetes(Some(std::path::Path::new("/nowhere"))).unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("cannot tell how to reach the API server"), "{text}");
+    assert!(text.starts_with("cannot find out how to reach the API server"), "{text}");
     assert!(text.contains("--kubeconfig=/nowhere: failed to read"), "{text}");
 }

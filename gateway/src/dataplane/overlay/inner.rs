@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use fabric_api::fabric::{VNI, VXLAN_PORT};
 use fabric_api::{Cidr, overlay_v6};
 use netlink::Scope;
+use netplan::names::{GATEWAY_PROTOCOL as PROTOCOL, PRIORITY};
 use netplan::{Address, Device, Family, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
 
 use super::mtu::{Path, TunnelMtu, overlay_mtu, tunnel_mtu};
@@ -22,10 +23,6 @@ const FROM_NODES: u32 = 18952;
 const FROM_TUNNEL: u32 = 18953;
 const FROM_HERE: u32 = 18954;
 const TABLES: [u32; 3] = [FROM_NODES, FROM_TUNNEL, FROM_HERE];
-
-const PRIORITY: u32 = 105;
-/// Marks our routes and rules, here and on the host.
-pub(super) const PROTOCOL: u8 = 120;
 
 /// Whole-namespace settings, all of the inner namespace being ours: it forwards; where packets
 /// may come from is the engine's business, not the reverse path filter's; refusals are not

@@ -7,18 +7,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fabric_api::{Cidr, Mac};
 use netlink::Scope;
+use netplan::names::{GATEWAY_PROTOCOL as PROTOCOL, MAIN_TABLE, PRIORITY, TABLE};
 use netplan::{Device, Family, Route, RouteKey, Rule, RuleAction, State, Sysctl};
 use sha2::{Digest, Sha256};
 
-use super::inner::{PROTOCOL, host_address};
+use super::inner::host_address;
 use crate::config::desired::IPV6_MTU;
 
 /// The pod's end.
 pub(super) const POD_END: &str = "eth0";
-/// weft's routing table on a host, which the route-agent's rule looks into.
-const HOST_TABLE: u32 = 18952;
-const MAIN_TABLE: u32 = 254;
-const RULE_PRIORITY: u32 = 105;
 /// The host as the pod sees it: link-local next hops that no interface has; permanent neighbours
 /// take the place of ARP.
 const HOST_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 254);
@@ -62,7 +59,7 @@ impl Link {
             state.neighbours.insert((POD_END.to_owned(), host), self.host_mac);
             // The kernel's own one does not come back once it is flushed.
             state.rules.insert(Rule {
-                priority: RULE_PRIORITY,
+                priority: PRIORITY,
                 family: Family::of(own),
                 iif: None,
                 to: None,
@@ -99,7 +96,7 @@ impl Link {
         state.devices.insert(dev.clone(), Device { mtu: self.mtu, up: true });
         for (pod, _) in self.ends() {
             state.neighbours.insert((dev.clone(), pod), self.pod_mac);
-            let key = RouteKey::new(HOST_TABLE, Cidr::host(pod));
+            let key = RouteKey::new(TABLE, Cidr::host(pod));
             let route = Route::dev(dev, PROTOCOL);
             let own = self.own.filter(|own| own.is_ipv4() == pod.is_ipv4());
             let route = if let Some(own) = own { route.with_source(own) } else { route };
@@ -113,7 +110,7 @@ impl Link {
     pub(super) fn host_scope(host_end: &str) -> Scope {
         Scope {
             devices: [host_end.to_owned()].into(),
-            tables: [HOST_TABLE].into(),
+            tables: [TABLE].into(),
             protocol: PROTOCOL,
             routes_of: Some(host_end.to_owned()),
             sysctls: Self::host_sysctls(host_end).map(|(sysctl, _)| sysctl).into(),

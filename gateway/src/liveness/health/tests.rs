@@ -293,7 +293,7 @@ fn no_answer_names_keys_and_moved_server() {
 }
 
 #[test]
-fn client_for_another_cluster_is_told_from_the_peer() {
+fn client_for_another_cluster_is_not_the_peer() {
     let scene = Scene::new();
     let mut evidence = scene.evidence();
     let endpoint: SocketAddr = ENDPOINT.parse().unwrap();

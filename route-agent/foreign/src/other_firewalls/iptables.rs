@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
-use netlink::nft::{AddressMatch, ChainFamily, Condition, Hook, Interface, Verdict};
+use netlink::nft::{AddressMatch, ChainFamily, Condition, Hook, Interface, States, Verdict};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy, untracked};
@@ -277,9 +277,11 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
             ("-m", "udp" | "addrtype" | "conntrack" | "state") => {}
             ("--ctstate" | "--state", states) => {
                 rule.condition = Condition::Other;
-                let has_new = states.split(',').any(|state| state == "NEW");
-                rule.spares_new |= has_new == std::mem::take(&mut negated);
-                rule.is_narrow |= rule.spares_new;
+                let listed = states.split(',').map(state).fold(0, std::ops::BitOr::bitor);
+                let states = States { listed, inverted: std::mem::take(&mut negated) };
+                let is_met = states.are_met_by_new();
+                rule.is_narrow |= is_met != Some(true);
+                rule.spares_new |= is_met == Some(false);
             }
             ("--dst-type", "LOCAL") => (rule.is_to_host, rule.is_narrow) = (true, true),
             ("--sport" | "--dport", port) if port.parse::<u16>().is_ok() => {
@@ -314,6 +316,18 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
     }
     rule.ours &= rule.verdict == Verdict::Accept;
     rule
+}
+
+/// Bit of a state.
+fn state(name: &str) -> u32 {
+    const OTHER: u32 = 1 << 8;
+    match name {
+        "INVALID" => States::INVALID,
+        "ESTABLISHED" => States::ESTABLISHED,
+        "RELATED" => States::RELATED,
+        "NEW" => States::NEW,
+        _ => OTHER,
+    }
 }
 
 fn verdict(target: &str, is_chain: bool) -> Verdict {

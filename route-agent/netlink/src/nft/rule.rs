@@ -172,8 +172,8 @@ impl Rule {
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
                 let key = number(data, META_KEY);
-                self.is_narrow |= meta(data) == Condition::Other
-                    && !matches!(key, Some(NFPROTO | L4PROTO | MARK));
+                self.is_narrow |=
+                    meta(data) == Condition::Other && !matches!(key, Some(NFPROTO | L4PROTO));
                 *loaded = Loaded { key, ..Loaded::default() };
             }
             Some("ct") if !is_set_by(data) => {
@@ -200,10 +200,9 @@ impl Rule {
             Some("target") => self.verdict = target(data),
             Some("match") if text(data, NAME) == Some("comment") => {}
             Some("match") if is_to_host(data) => (self.is_to_host, self.is_narrow) = (true, true),
-            Some("match") if states_of_extension(data).is_some() => {
+            Some("match") => {
                 self.condition = Condition::Other;
-                let states = states_of_extension(data).unwrap_or_default();
-                self.compare_new(states & STATE_NEW != 0);
+                self.compare_new(states_of_extension(data).and_then(States::are_met_by_new));
             }
             Some("lookup") => {
                 (self.condition, self.is_narrow) = (Condition::Other, true);
@@ -223,18 +222,13 @@ impl Rule {
         let operator = number(data, OPERATOR).unwrap_or_default();
         let (is_equal, negated) = (operator == 0, operator == NOT_EQUAL);
         if let Some(tracking) = loaded.tracking {
-            match tracking.is_met_by_new(&value, loaded.mask.as_deref(), operator) {
-                Some(is_met) => self.compare_new(is_met),
-                None => self.is_narrow = true,
-            }
-            return;
+            return self.compare_new(tracking.is_met_by_new(
+                &value,
+                loaded.mask.as_deref(),
+                operator,
+            ));
         }
         match loaded {
-            Loaded { key: Some(MARK), .. } => {
-                // Packets have no mark unless another rule gives them one.
-                self.is_narrow |=
-                    !is_equal || loaded.mask.is_some() || value.iter().any(|b| *b != 0);
-            }
             Loaded { key: Some(L4PROTO), .. } | Loaded { field: Some(Field::Protocol), .. }
                 if is_equal && loaded.mask.is_none() && value.len() == 1 =>
             {
@@ -261,23 +255,19 @@ impl Rule {
         self.compared.push(value);
     }
 
-    /// A comparison that all packets which begin a connection meet, or none.
-    fn compare_new(&mut self, is_met: bool) {
-        self.is_narrow |= !is_met;
-        self.spares_new |= !is_met;
+    /// Takes in a comparison that all packets which begin a connection meet, or none, or some.
+    fn compare_new(&mut self, is_met: Option<bool>) {
+        self.is_narrow |= is_met != Some(true);
+        self.spares_new |= is_met == Some(false);
     }
 }
 
-/// What a rule compares of connection tracking.
+/// Part of connection tracking that a rule compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tracking {
     State,
     Direction,
-    Mark,
 }
-
-/// Bit of a new connection in states of nftables and of the old packet filter.
-const STATE_NEW: u32 = 1 << 3;
 
 impl Tracking {
     /// `None` for what is not understood.
@@ -286,7 +276,6 @@ impl Tracking {
         match number(data, KEY)? {
             0 => Some(Self::State),
             1 => Some(Self::Direction),
-            3 => Some(Self::Mark),
             _ => None,
         }
     }
@@ -299,20 +288,45 @@ impl Tracking {
         let is_equal = matches!(operator, 0 | 1).then_some(operator == 0)?;
         match (self, mask) {
             (Self::State, Some(mask)) if is_zero => {
-                Some((word(mask)? & STATE_NEW != 0) != is_equal)
+                States { listed: word(mask)?, inverted: is_equal }.are_met_by_new()
             }
-            (Self::State, None) => Some((word(value)? & STATE_NEW != 0) == is_equal),
-            // Packets of the one that has begun a connection have direction 0, and no mark so far.
+            (Self::State, None) => {
+                States { listed: word(value)?, inverted: !is_equal }.are_met_by_new()
+            }
+            // Packets of the end that has begun a connection have direction 0.
             (Self::Direction, None) => Some(is_zero == is_equal),
-            (Self::Mark, None) if is_zero == is_equal => Some(true),
-            (Self::State | Self::Direction, Some(_)) | (Self::Mark, _) => None,
+            (Self::State | Self::Direction, Some(_)) => None,
         }
+    }
+}
+
+/// States of connections that a rule is about, as bits of nftables and of the old packet filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct States {
+    pub listed: u32,
+    /// All others are meant instead.
+    pub inverted: bool,
+}
+
+impl States {
+    pub const INVALID: u32 = 1;
+    pub const ESTABLISHED: u32 = 1 << 1;
+    pub const RELATED: u32 = 1 << 2;
+    pub const NEW: u32 = 1 << 3;
+
+    /// Returns whether packets that begin a connection have one of them; `None` if some may: one without tracking, or to
+    /// another destination than it was sent to, has a state of its own as well.
+    pub fn are_met_by_new(self) -> Option<bool> {
+        let has_new = self.listed & Self::NEW != 0;
+        let simple = Self::NEW | Self::INVALID | Self::ESTABLISHED | Self::RELATED;
+        let is_known = self.listed & !simple == 0 || has_new && !self.inverted;
+        is_known.then_some(has_new != self.inverted)
     }
 }
 
 /// States that an extension of the old packet filter compares, if it compares nothing else (`xt_conntrack.h`, its
 /// third and fourth revision; `xt_state.h`).
-fn states_of_extension(data: &[u8]) -> Option<u32> {
+fn states_of_extension(data: &[u8]) -> Option<States> {
     const NAME: u16 = 1;
     const REVISION: u16 = 2;
     const INFO: u16 = 3;
@@ -326,14 +340,14 @@ fn states_of_extension(data: &[u8]) -> Option<u32> {
     match (text(data, NAME)?, number(data, REVISION)?) {
         ("conntrack", 2 | 3) => {
             let (flags, inverted) = (short(FLAGS)?, short(FLAGS + 2)?);
-            let states = u32::from(short(FLAGS + 4)?);
-            (flags & !STATE_ALIAS == STATE).then_some(if inverted & STATE == 0 {
-                states
-            } else {
-                !states
-            })
+            let listed = u32::from(short(FLAGS + 4)?);
+            let states = States { listed, inverted: inverted & STATE != 0 };
+            (flags & !STATE_ALIAS == STATE).then_some(states)
         }
-        ("state", 0) => Some(u32::from_ne_bytes(info.get(..4)?.try_into().ok()?)),
+        ("state", 0) => {
+            let listed = u32::from_ne_bytes(info.get(..4)?.try_into().ok()?);
+            Some(States { listed, inverted: false })
+        }
         _ => None,
     }
 }
@@ -433,7 +447,6 @@ fn is_set_by(tracking: &[u8]) -> bool {
 }
 
 const META_KEY: u16 = 2;
-const MARK: u32 = 3;
 const NFPROTO: u32 = 15;
 const L4PROTO: u32 = 16;
 const IIF: u32 = 4;

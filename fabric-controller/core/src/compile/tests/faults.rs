@@ -72,8 +72,8 @@ fn reserved_network_that_was_moved_is_named() {
     let mut world = running();
     world.apply(network("r", "reserved", "10.70.0.0/16"));
     world.settle();
-    let expected = "Network liqo/r: spec.cidr: 10.70.0.0/16 was taken, and 10.2.0.0/16 stands for it, which nothing here \
-                    uses; expected the label ipam.liqo.io/network-not-remapped: \"true\" and a prefix that is free";
+    let expected = "Network liqo/r: spec.cidr: 10.2.0.0/16 stands for 10.70.0.0/16, and nothing here uses that; \
+                    expected the label ipam.liqo.io/network-not-remapped: \"true\" and a prefix that is free";
     assert_eq!(world.problems(), [expected]);
 }
 

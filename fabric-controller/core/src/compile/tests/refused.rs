@@ -1,11 +1,11 @@
 //! Prefixes of peerings that are gone.
 
 use fabric_api::fabric::{FabricRecord, NodeConfig};
-use fabric_objects::{Kind, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
 use serde_json::json;
 
-use super::world::{World, configuration, server_side, tenant};
+use super::world::{World, cluster_id, configuration, server_side, tenant};
 
 /// Refused prefixes of each node.
 fn refused(world: &World) -> Vec<String> {
@@ -71,24 +71,40 @@ fn restarted_controller_still_refuses_departed_prefix() {
     assert_eq!(before.len(), 2);
 }
 
-/// As after a restart of the host, which empties the run directory, without the peering's manifests.
+/// After a restart of the host, which empties the run directory, without these objects as well.
+fn restarted(world: World, gone: Vec<ObjectRef>) -> World {
+    use Kind::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig};
+    let published = [NodeConfig, FabricRecord, GatewayConfig, GatewayRecord];
+    let lost = published.into_iter().flat_map(|kind| world.index.of_kind(kind));
+    let lost: Vec<_> = lost.map(|(reference, _)| reference.clone()).chain(gone).collect();
+    world.restart_without(&lost, Vec::new())
+}
+
+#[test]
+fn prefix_changed_while_its_host_was_down_is_refused() {
+    let mut world = busy();
+    peer_with(&mut world, "rome", 30742);
+    let seen = prefixes(&world, "rome");
+    let id = cluster_id("milan");
+    let mut world = restarted(world, vec![id.reference()]);
+    world.apply(configuration("rome", json!(["10.222.0.0/16"]), json!(["10.70.0.0/16"])));
+    // Until the cluster's ID is readable, nothing is published.
+    world.settle();
+    world.apply(id);
+    world.settle();
+    let old = seen.iter().find(|prefix| !prefixes(&world, "rome").contains(prefix)).unwrap();
+    assert_eq!(refused(&world), [format!("rome {old}")]);
+    assert!(prefixes(&world, "rome").contains(&"10.222.0.0/16".to_owned()));
+}
+
 #[test]
 fn peering_removed_while_its_host_was_down_is_refused() {
     let mut world = busy();
     peer_with(&mut world, "rome", 30742);
     peer_with(&mut world, "paris", 30743);
     let seen = prefixes(&world, "rome");
-    let is_published = |of: &ObjectRef| {
-        matches!(
-            of.kind,
-            Kind::NodeConfig | Kind::FabricRecord | Kind::GatewayConfig | Kind::GatewayRecord
-        )
-    };
-    let all =
-        Kind::ALL.into_iter().flat_map(|kind| world.index.of_kind(kind)).map(|(of, _)| of.clone());
-    let mut lost: Vec<ObjectRef> = all.filter(is_published).collect();
-    lost.extend(server_side("rome", 1).iter().map(fabric_objects::Object::reference));
-    let mut world = world.restart_without(&lost, Vec::new());
+    let gone: Vec<_> = server_side("rome", 1).iter().map(Object::reference).collect();
+    let mut world = restarted(world, gone);
     world.settle();
     assert_eq!(refused(&world), seen.iter().map(|p| format!("rome {p}")).collect::<Vec<_>>());
     assert_eq!(seen.len(), 2);
