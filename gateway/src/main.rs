@@ -66,7 +66,7 @@ fn run_to_end(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
-/// Reason for the end of this gateway, which the peer gets.
+/// Reason for the end of this gateway, as announced to the peer.
 async fn reason(store: &Store, name: &ObjectRef, taken_down: &mut unix::Signal) -> Departure {
     if timeout(Duration::ZERO, taken_down.recv()).await.is_ok() {
         return Departure::TakenDown;

@@ -73,7 +73,8 @@ async fn clean_up(handle: &Handle, refuse: bool) -> anyhow::Result<()> {
             if pid > 0 { format!("process {pid}") } else { "in another container".to_owned() };
         bail!(
             "a route-agent runs here ({which}) and would make all of it again: stop it first \
-             (`weft down`, with the --run-dir that it was started in, does both; in Kubernetes uninstall weft, or remove the node)"
+             (`weft down`, with the --run-dir that it was started in, does both; in Kubernetes uninstall \
+             weft, or remove the node)"
         );
     }
     let quiet = refuse.then(|| Duration::from_secs(REFUSE_SECONDS.into()));

@@ -378,6 +378,11 @@ fn refuse_command() -> Result<String> {
     start.map(str::to_owned).context("the unit has no command")
 }
 
+/// Takes away what a host that restarts does not keep, but for files.
+const WIPE: &str = "nft delete table inet weft
+    for f in -4 -6; do ip $f rule flush protocol 119; ip $f route flush table all proto 119; done
+    for d in $(ip -o link | sed -n 's/.*: \\(weft[^:@]*\\).*/\\1/p'); do ip link del $d; done; true";
+
 /// State that a reboot takes from a host, and that deploy/systemd/weft-refuse.service brings
 /// before the network is up, if it is `enabled`.
 pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Result<()> {
@@ -402,11 +407,6 @@ pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Res
     run(host, &["sh", "-c", &format!("{start}\n{{ {wipe}\n}} 2>/dev/null")])?;
     scene.lab.restore(&machine)
 }
-
-const WIPE: &str =
-        "nft delete table inet weft
-        for f in -4 -6; do ip $f rule flush protocol 119; ip $f route flush table all proto 119; done
-        for d in $(ip -o link | sed -n 's/.*: \\(weft[^:@]*\\).*/\\1/p'); do ip link del $d; done; true";
 
 /// Senders of every family in all pods, and a look at every frame on the switch.
 struct Load {

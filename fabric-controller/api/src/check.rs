@@ -256,7 +256,7 @@ pub fn node(of: &core::Node) -> Vec<Fault> {
 }
 
 /// Returns true if an address means something on one link only: an IPv6 link-local one needs a device, and
-/// IPv4's broadcast is everybody on the link.
+/// IPv4's broadcast address is all hosts of the link.
 fn is_of_one_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_broadcast(),

@@ -76,20 +76,8 @@ impl RunDir {
     /// Absolute, since child processes get it as an argument. Of a link, the directory that it leads to, which is what
     /// `weft down` removes.
     pub fn at(path: &Path) -> anyhow::Result<Self> {
-        let absolute = || {
-            let path = std::path::absolute(path)?;
-            match path.read_link() {
-                // Without the directory, which `weft down` removes, this is where it is made again.
-                Ok(target) => path.canonicalize().or_else(|_| {
-                    let parent = path.parent().unwrap_or_else(|| Path::new("/"));
-                    std::path::absolute(parent.join(target))
-                }),
-                Err(_) => Ok(path),
-            }
-        };
-        let found: io::Result<PathBuf> = absolute();
         let cannot = || format!("{} cannot be a run directory", path.display());
-        Ok(Self(found.with_context(cannot)?))
+        Ok(Self(resolved(path).with_context(cannot)?))
     }
 
     pub fn path(&self) -> &Path {
@@ -186,7 +174,7 @@ impl RunDir {
         self.0.join("weft.json")
     }
 
-    /// Writes nothing where the same is there: a full disk then keeps nobody from starting again.
+    /// Writes nothing where the same is there: a full disk then prevents no new start.
     pub fn write_record(&self, record: &Record) -> anyhow::Result<()> {
         if self.record().ok().flatten().as_ref() == Some(record) {
             return Ok(());
@@ -273,6 +261,17 @@ fn foreign(path: &Path, ours: &[&str]) -> Option<String> {
         ours.any(|temporary| temporary == Path::new(name))
     };
     names.find(|name| !ours.contains(&name.as_str()) && !is_left(name))
+}
+
+/// Absolute path; of a link, that of what it leads to.
+fn resolved(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    let Ok(target) = path.read_link() else { return Ok(path) };
+    path.canonicalize().or_else(|_| {
+        // `weft down` has removed the directory, which is made again there.
+        let parent = path.parent().unwrap_or_else(|| Path::new("/"));
+        std::path::absolute(parent.join(target))
+    })
 }
 
 /// Replaces a file, so that a reader sees the old text or the new.

@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use fabric_api::fabric::{NodeConfigSpec, RefusedPrefix, RefusedTraffic};
@@ -139,14 +140,20 @@ fn cleanup_keeps_the_refusal_only_if_asked_to() {
     assert_eq!(world.dump(), before);
 }
 
-#[test]
-fn saved_refusal_works_without_weft() {
+/// A world whose agent has saved what it refuses, and the file.
+fn saving() -> (World, PathBuf) {
     let mut world = World::new();
     let file = world.path("state/refusal.nft");
     world.configure(config());
     world.start(&["--refusal-file", file.to_str().unwrap()]);
     world.settle();
     eventually("it is saved", SOON, || file.exists());
+    (world, file)
+}
+
+#[test]
+fn saved_refusal_works_without_weft() {
+    let (world, file) = saving();
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let text = std::fs::read_to_string(&file).unwrap();
     let other = World::new();
@@ -158,15 +165,10 @@ fn saved_refusal_works_without_weft() {
     eventually("nothing is saved any more", SOON, || !file.exists());
 }
 
-/// As after a restart of the host, while which the peering was removed.
+/// As after a restart of the host, during which the peering was removed.
 #[test]
 fn loaded_refusal_outlives_its_peering() {
-    let mut world = World::new();
-    let file = world.path("state/refusal.nft");
-    world.configure(config());
-    world.start(&["--refusal-file", file.to_str().unwrap()]);
-    world.settle();
-    eventually("it is saved", SOON, || file.exists());
+    let (mut world, file) = saving();
     let text = std::fs::read_to_string(&file).unwrap();
     world.stop();
     assert_eq!(world.clean_up(&[]), "");
@@ -181,14 +183,9 @@ fn loaded_refusal_outlives_its_peering() {
 /// As the unit that refuses from the start of a host on does when it is started once more.
 #[test]
 fn refusal_loaded_beside_an_agent_ends_at_once() {
-    let mut world = World::new();
-    let file = world.path("state/refusal.nft");
-    world.configure(config());
-    world.start(&["--refusal-file", file.to_str().unwrap()]);
-    world.settle();
+    let (world, file) = saving();
     let to = SocketAddr::new(PEER.parse().unwrap(), 80);
     let _listener = world.gw.run(|| std::net::TcpListener::bind(to)).unwrap().unwrap();
-    eventually("it is saved", SOON, || file.exists());
     for _ in 0..3 {
         sh(&world.node, &format!("nft -f {}", file.display()));
         eventually("the peer is reached", Duration::from_secs(2), || {

@@ -246,7 +246,7 @@ fn node_is_named_with_duration_and_remedy() {
 }
 
 #[test]
-fn fault_of_the_gateways_host_explains_silence_of_all_others() {
+fn fault_of_gateways_host_explains_silent_nodes() {
     let mut gateway =
         gateway(json!({"overlayProbePort": 12346, "probingNodes": 3, "unreachableNodes": [
         {"node": "n2", "fault": "NoAnswer", "since": "2026-01-31T12:00:01Z"},

@@ -125,7 +125,7 @@ impl<'a, E> Search<'a, E> {
                         return Ok(is_decided);
                     }
                 }
-                // What it drops does not get any further either.
+                // The rest still has to pass a later drop.
                 Verdict::Drop => {}
                 Verdict::Accept
                 | Verdict::Return

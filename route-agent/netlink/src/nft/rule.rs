@@ -176,7 +176,7 @@ impl Rule {
                     meta(data) == Condition::Other && !matches!(key, Some(NFPROTO | L4PROTO));
                 *loaded = Loaded { key, ..Loaded::default() };
             }
-            Some("ct") if !is_set_by(data) => {
+            Some("ct") if !sets_value(data) => {
                 self.condition = Condition::Other;
                 *loaded = Loaded { tracking: Tracking::parse(data), ..Loaded::default() };
                 self.is_narrow |= loaded.tracking.is_none();
@@ -441,9 +441,9 @@ fn target(data: &[u8]) -> Verdict {
 }
 
 /// True for an expression that sets a value instead of loading it.
-fn is_set_by(tracking: &[u8]) -> bool {
+fn sets_value(data: &[u8]) -> bool {
     const SOURCE: u16 = 4;
-    attribute(tracking, SOURCE).is_some()
+    attribute(data, SOURCE).is_some()
 }
 
 const META_KEY: u16 = 2;
