@@ -10,7 +10,7 @@ use fabric_api::PrivateKey;
 use fabric_api::fabric::{
     GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeerEndpoint, PeeringFault,
 };
-use fabric_runtime::until;
+use fabric_runtime::{Backoff, until};
 use fabric_store::{ObjectRef, Store};
 use jiff::{SignedDuration, Timestamp};
 use lane::{PeerState, Stats};
@@ -39,6 +39,8 @@ const HAND_OVER: Duration = Duration::from_secs(2);
 /// are most often a reason to report before.
 const LOOK: Duration = Duration::from_secs(2);
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
+/// First wait before a report that could not be written is tried again.
+const RETRY: Duration = Duration::from_millis(500);
 
 /// Inputs of the reports.
 pub struct Sources {
@@ -67,6 +69,7 @@ pub async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut reporter = Reporter::new(report, sources.lookups.clone())?;
+    let mut backoff = Backoff::new(RETRY, LONGEST_LOOK);
     loop {
         let (input, plane, view) = sources.take();
         reporter.paths = sources.paths.borrow_and_update().clone();
@@ -78,9 +81,16 @@ pub async fn run(
             () = stop.cancelled() => break,
             reported = reporter.report(&input, &plane, &view, Timestamp::now()) => reported,
         };
-        if let Err(error) = reported {
-            tracing::warn!("cannot report: {error:#}");
-        }
+        let next = match reported {
+            Ok(()) => {
+                backoff.reset();
+                LONGEST_LOOK
+            }
+            Err(error) => {
+                tracing::warn!("cannot report: {error:#}");
+                backoff.failed()
+            }
+        };
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -89,7 +99,7 @@ pub async fn run(
             // The peer's present endpoint is where a successor will look for it.
             () = changed(&mut session) => {}
             () = reporter.connection.changed() => {}
-            () = sleep(LONGEST_LOOK) => {}
+            () = sleep(next) => {}
         }
     }
     // By now this task no longer holds the lane, which would go on answering the peer meanwhile.
@@ -428,7 +438,57 @@ fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use fabric_store::StoreArgs;
+    use tokio::time::timeout;
+
     use super::*;
+    use crate::config::desired::tests::config;
+
+    #[tokio::test]
+    async fn failed_report_is_soon_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run_dir, aside) = (dir.path().join("run"), dir.path().join("aside"));
+        let store = Store::open(&StoreArgs::directories(None, run_dir.clone(), None)).unwrap();
+        let config = store.put(&config().into()).await.unwrap();
+        let name = config.reference();
+        let config = GatewayConfig::try_from(config).unwrap();
+        let input = Input { config: Some(config.into()), ..Input::default() };
+        let standing = Standing { role: Role::Active, ..Standing::default() };
+        let senders = (
+            watch::Sender::new(input),
+            watch::Sender::new(Plane::default()),
+            watch::Sender::new(View::start()),
+            (watch::Sender::new(None), watch::Sender::new(None)),
+            watch::Sender::new(standing),
+        );
+        let sources = Sources {
+            inputs: senders.0.subscribe(),
+            planes: senders.1.subscribe(),
+            views: senders.2.subscribe(),
+            lookups: senders.3.0.subscribe(),
+            paths: senders.3.1.subscribe(),
+            standings: senders.4.subscribe(),
+        };
+        fs::rename(&run_dir, &aside).unwrap();
+        fs::write(&run_dir, "in the way").unwrap();
+        let stop = CancellationToken::new();
+        let report = Report { store: store.clone(), keep: None, name: name.clone() };
+        let reports = tokio::spawn(run(report, sources, stop.clone()));
+        sleep(RETRY / 2).await;
+        fs::remove_file(&run_dir).unwrap();
+        fs::rename(&aside, &run_dir).unwrap();
+        let is_written = async {
+            let stored = async || GatewayConfig::try_from(store.get(&name).await.unwrap().unwrap());
+            while stored().await.unwrap().status.is_none() {
+                sleep(RETRY / 10).await;
+            }
+        };
+        timeout(LONGEST_LOOK / 2, is_written).await.expect("tried again");
+        stop.cancel();
+        reports.await.unwrap().unwrap();
+    }
 
     #[test]
     fn earlier_status_is_kept_until_first_result() {
