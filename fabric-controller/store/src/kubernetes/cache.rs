@@ -40,8 +40,8 @@ pub(super) enum Part {
 }
 
 impl Cache {
-    /// Takes in a report of an object, which may come late. An object that equals the known one is
-    /// replaced by it, so that there is but one.
+    /// Takes in a report of an object. One that comes late is replaced by the newest known version, or
+    /// its reader would undo what was written meanwhile; one that equals it, too, so that there is but one.
     pub(super) fn saw(&mut self, stored: &mut Stored) {
         // A key is never sent but when it is made.
         if stored.object.kind() == Kind::Secret || !is_written(stored.object.kind()) {
@@ -49,7 +49,11 @@ impl Cache {
         }
         let reference = stored.object.reference();
         match self.entries.get_mut(&reference) {
-            Some(entry) if entry.seen.version > stored.version => {}
+            Some(entry) if entry.seen.version > stored.version => {
+                if entry.seen.object.uid() == stored.object.uid() {
+                    *stored = entry.seen.clone();
+                }
+            }
             Some(entry) if entry.seen.object.uid() == stored.object.uid() => {
                 if entry.seen.object == stored.object {
                     stored.object = entry.seen.object.clone();
@@ -78,17 +82,18 @@ impl Cache {
 
     /// A part of an object was written, and the object is now this.
     pub(super) fn wrote(&mut self, stored: &mut Stored, part: Part, want: Value) {
+        let written = stored.clone();
         self.saw(stored);
-        let Some(entry) = self.entries.get_mut(&stored.object.reference()) else { return };
+        let Some(entry) = self.entries.get_mut(&written.object.reference()) else { return };
         match part {
             Part::Content => {
-                entry.content = (!is_held(stored, &want))
-                    .then(|| Written { want, got: content(&stored.object) });
+                entry.content = (!is_held(&written, &want))
+                    .then(|| Written { want, got: content(&written.object) });
             }
             Part::Status => {
-                let got = status(&stored.object);
+                let got = status(&written.object);
                 entry.status = (got != want).then_some(Written { want, got });
-                entry.wrote = Some(stored.version);
+                entry.wrote = Some(written.version);
             }
             Part::Local => {}
         }
@@ -208,12 +213,17 @@ mod tests {
     }
 
     #[test]
-    fn late_watch_event_is_ignored() {
+    fn late_watch_event_yields_newest_version() {
         let mut cache = Cache::default();
         let mut new = stored("u", 5, "10.2.0.0/16");
         let want = content(&new.object);
         cache.wrote(&mut new, Part::Content, want);
-        cache.saw(&mut stored("u", 4, "10.1.0.0/16"));
+        let mut late = stored("u", 4, "10.1.0.0/16");
+        cache.saw(&mut late);
+        assert_eq!((late.version, &late.object), (5, &new.object));
+        let mut namesake = stored("v", 4, "10.1.0.0/16");
+        cache.saw(&mut namesake);
+        assert_eq!(namesake.object.uid(), "v");
         let reference = new.object.reference();
         assert!(cache.holding(&reference, &content(&new.object)).is_some());
         cache.saw(&mut stored("u", 6, "10.1.0.0/16"));
