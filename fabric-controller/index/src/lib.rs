@@ -3,7 +3,7 @@
 //! [`Index`] holds the latest version of every object, [`Grant`] is what ipam gave one, [`owner`] for
 //! which object weft made another. [`LaggingNodes`] are those that nothing waits for, [`node_paths`]
 //! the paths that nodes and gateways report. [`placement`] is the interface to what runs gateways in
-//! Kubernetes.
+//! Kubernetes, [`pod_start`] why a pod of theirs does not start.
 
 mod grant;
 mod index;
@@ -11,6 +11,7 @@ mod lagging_nodes;
 pub mod node_paths;
 pub mod owner;
 pub mod placement;
+pub mod pod_start;
 mod probe;
 
 pub use grant::{Grant, ip_grant, network_grant};

@@ -12,7 +12,7 @@ use kube::api::ApiResource;
 use tokio::time::sleep;
 
 use crate::liqo_networking::{FIREWALL, ROUTE, is_liqos, is_of_release, resource};
-use gateway_workloads::Emitter;
+use fabric_kube_client::Emitter;
 
 /// Interval of lists. Their definitions need not be installed.
 const PERIOD: Duration = Duration::from_secs(30);

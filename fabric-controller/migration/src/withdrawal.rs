@@ -19,8 +19,8 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
 use cluster::{Cluster, answered, kind};
+use fabric_kube_client::lease::Election;
 use gateway_workloads::clear_foreign_clusters;
-use gateway_workloads::lease::Election;
 
 /// All runs are one holder of the Lease: the next one need not wait for the one before.
 const IDENTITY: &str = "withdrawal";

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use fabric_kube_client::lease::Election;
 use fabric_store::Store;
-use gateway_workloads::lease::Election;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 

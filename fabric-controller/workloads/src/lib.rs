@@ -1,6 +1,6 @@
 //! All that only Kubernetes has: gateways as Deployments with their Services and rights, Services
 //! of IPs, pods, the labels that Liqo's tools look for in Secrets and ForeignClusters, IPs that
-//! Liqo's other modules read, Leases and Events.
+//! Liqo's other modules read, and Events.
 //!
 //! [`Kubernetes`] receives a [`Plan`] and publishes [`Placements`]; `live` is the observed state,
 //! `objects` and `services` the desired one (pure), `writer` writes what differs, `place` finds
@@ -11,14 +11,12 @@ mod active_labels;
 mod endpoint;
 mod events;
 mod foreign_clusters;
-pub mod lease;
 mod liqo_ips;
 mod liqo_repairs;
 mod liqo_template;
 mod live;
 mod objects;
 mod place;
-pub mod pod_start;
 mod pods;
 pub mod report;
 mod rights;
@@ -60,7 +58,6 @@ use template::{Origin, Template};
 use waves::Waves;
 use writer::{Desired, WriteError, Writer};
 
-pub use events::Emitter;
 pub use foreign_clusters::clear as clear_foreign_clusters;
 pub use liqo_ips::NETWORKING_OFF;
 pub use liqo_template::is_argument_of_liqo;

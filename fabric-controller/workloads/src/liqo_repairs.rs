@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_kube_client::ApiError;
+use fabric_kube_client::Emitter;
 use fabric_kube_client::requests::{Part, Requests, Target};
 use fabric_runtime::{Backoff, Heartbeat, chain};
 use jiff::Timestamp;
@@ -20,7 +21,6 @@ use kube::api::DeleteParams;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::events::Emitter;
 use super::live::{Key, Objects};
 use super::writer::MANAGER;
 use unmapped::{Repair, Unmapped, unmapped};

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
-use gateway_workloads::Emitter;
+use fabric_kube_client::Emitter;
 
 /// Time until a request whose answers are late is given up.
 const ANSWERED: Duration = Duration::from_secs(60);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::labels;
+use fabric_index::pod_start::Delay;
 use fabric_store::{Kind, Snapshot};
-use gateway_workloads::pod_start::Delay;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerState, Node, Pod};

@@ -1,12 +1,12 @@
 //! Pods of gateways that have not started.
 
 use fabric_api::labels;
+use fabric_index::pod_start::Delay;
 use fabric_kube_client::requests::{Name, name};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use super::{Condition, Read, Status};
-use crate::pod_start::Delay;
 
 /// Pod of a gateway that has not started.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,8 +12,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fabric_kube_client::requests::{Requests, Target};
-use fabric_kube_client::{ApiError, ApiServer};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -24,7 +22,9 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use fabric_kube_client::findings::Findings;
+use crate::findings::Findings;
+use crate::requests::{Requests, Target};
+use crate::{ApiError, ApiServer};
 
 /// Lease times, as in Liqo: it is lost after `DURATION` without renewal, its holder gives up after
 /// `DEADLINE` of failed renewals, and renews every `PERIOD`. A renewal counts from when it was sent,
@@ -449,7 +449,7 @@ mod tests {
 
     fn election(client: &Client, identity: &str) -> Election {
         let (client, namespace, url) = (client.clone(), "liqo".to_owned(), String::new());
-        let metrics = fabric_kube_client::StoreMetrics::default();
+        let metrics = crate::StoreMetrics::default();
         let unreachable = watch::channel(false).1;
         Election::new(&ApiServer { client, namespace, url, unreachable, metrics }, identity)
     }

@@ -1,7 +1,8 @@
 //! Pods that do not start, and why. Pure.
 
-use fabric_index::placement::PodFault;
 use jiff::{SignedDuration, Timestamp};
+
+use crate::placement::PodFault;
 
 /// Time for which the creation of a container is none of a pod's faults: its image may be pulled.
 pub const CREATION: SignedDuration = SignedDuration::from_secs(10);
@@ -36,7 +37,8 @@ impl Delay {
         delays.into_iter().min_by_key(Self::is_creation)
     }
 
-    pub(super) fn fault_of(&self, namespace: &str, pod: &str) -> PodFault {
+    /// The fault of a pod that does not start for it.
+    pub fn fault_of(&self, namespace: &str, pod: &str) -> PodFault {
         let parts = [self.reason.as_str(), self.message.as_str()];
         let parts = parts.into_iter().filter(|part| !part.is_empty());
         let message = format!(
