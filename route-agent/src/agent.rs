@@ -14,12 +14,12 @@ use foreign::foreign_routes;
 use foreign::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
-use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};
+use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::apply::{apply, observe, scope};
-use crate::compile::{Compiled, compile};
+use crate::apply::{apply, scope};
+use crate::compile::compile;
 use crate::config_source::{self, ConfigSource};
 use crate::host_state::{self, HostState};
 use crate::overlay_probe::{FaultyPaths, OverlayProbes, TakeOvers};
@@ -548,26 +548,6 @@ fn overlay_hosts(config: &NodeConfigSpec) -> BTreeSet<IpAddr> {
         [v4.into(), v6.into(), gateway.underlay].into_iter().chain(gateway.links.clone())
     });
     overlays.chain(config.underlay.iter().copied()).collect()
-}
-
-/// Output of `--dry-run`: problems as comments, then the steps as commands.
-pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
-    let host_state = HostState::gather(handle).await.context("cannot look at the node")?;
-    let Compiled { state, firewall, problems, .. } = if config.spec.removed {
-        Compiled::default()
-    } else {
-        compile(&config.spec, &host_state, &refusal::observe(handle.netns())?.prefixes)
-    };
-    let mut lines: Vec<String> = problems.iter().map(|problem| format!("# {problem}")).collect();
-    let have = observe(handle, &state).await?;
-    if config.spec.removed {
-        lines.push(format!("nft delete table inet {FIREWALL_TABLE}"));
-    } else if !Table::is_current(handle.netns(), &firewall)? {
-        lines.push(format!("nft -f - <<'END'\n{}END", firewall.script()));
-    }
-    lines.extend(plan(&have, &state).iter().map(ToString::to_string));
-    lines.push(String::new());
-    Ok(lines.join("\n"))
 }
 
 /// `end` is that of the refusal, if it has one.

@@ -12,6 +12,7 @@ mod liqo_leftovers;
 mod moved;
 mod overlay_probe;
 mod presence;
+mod preview;
 mod refusal;
 mod report;
 mod rivals;
@@ -26,9 +27,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use fabric_api::fabric::{FabricRecord, NodeConfig, REFUSE_SECONDS, Records};
+use fabric_api::fabric::{REFUSE_SECONDS, Records};
 use fabric_runtime::Stop;
-use fabric_store::{Kind, Object, ObjectRef, Store};
+use fabric_store::{Kind, ObjectRef, Store};
 use netlink::{ChurnLimiter, Handle, Netns};
 
 use agent::Agent;
@@ -99,7 +100,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     let store = store.context("cannot open the store")?;
     let node = args.node;
     if args.dry_run {
-        return preview(&handle, &store, node).await;
+        return preview::print(&handle, &store, &node_config(&node)).await;
     }
     tracing::info!(%node, "route-agent is up");
     let vitals = Vitals::new();
@@ -155,27 +156,6 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     agent.run(stop).await?;
     tracing::info!("route-agent is down");
     Ok(())
-}
-
-async fn preview(handle: &Handle, store: &Store, name: String) -> anyhow::Result<()> {
-    let reference = node_config(&name);
-    let Some(Object::NodeConfig(config)) = store.get(&reference).await? else {
-        bail!("there is no {reference}");
-    };
-    let Some(config) = config.joined(&records(store, &config).await?) else {
-        bail!("{reference} follows from FabricRecords, which are being written: try again");
-    };
-    let text = agent::preview(handle, &config).await?;
-    std::io::stdout().write_all(text.as_bytes()).context("cannot print")
-}
-
-/// Records that a config follows from.
-async fn records(store: &Store, config: &NodeConfig) -> anyhow::Result<Records<FabricRecord>> {
-    if !config.spec.from_records {
-        return Ok(Records::default());
-    }
-    let all = store.list(Kind::FabricRecord).await?.into_iter();
-    Ok(all.filter_map(|object| FabricRecord::try_from(object).ok()).collect())
 }
 
 fn node_config(node: &str) -> ObjectRef {
