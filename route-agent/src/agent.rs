@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -7,19 +8,19 @@ use fabric_api::fabric::{
     ActiveReplica, Diversion, FabricRecord, ForwardingOff, MovedAddress, NodeConfig,
     NodeConfigSpec, NodeConfigStatus, RecordVersion, Records,
 };
-use fabric_api::overlay_v6;
+use fabric_api::{Cidr, overlay_v6};
 use fabric_runtime::{Heartbeat, Stop, chain, until};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use foreign::foreign_routes;
 use foreign::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
-use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl};
+use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::apply::{apply, scope};
-use crate::compile::compile;
+use crate::apply::{Applied, apply, scope};
+use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigSource};
 use crate::host_state::{self, HostState};
 use crate::overlay_probe::{FaultyPaths, OverlayProbes, TakeOvers};
@@ -30,7 +31,7 @@ use crate::rivals::Rivals;
 use crate::table::Table;
 use crate::undone::Undone;
 use crate::vitals::{DIVERTED, NO_PEERING, NOT_CONNECTED, Vitals};
-use crate::{cleanup, liqo_leftovers, moved, refusal};
+use crate::{cleanup, liqo_leftovers, moved};
 
 /// Interval between checks without a notification: changes of the old packet filter send none.
 const LOOK: Duration = Duration::from_secs(30);
@@ -342,116 +343,108 @@ impl Agent {
         }
     }
 
-    /// NAT and refusals come first, so that no packet takes a new route without them.
+    /// Brings the node to a config that it is to have. Returns the settings to look at again.
     async fn fulfil(
         &mut self,
         config: &NodeConfig,
         problems: &mut BTreeSet<String>,
     ) -> Vec<Sysctl> {
-        let netns = self.handle.netns().clone();
-        let host_state = match HostState::gather(&self.handle).await {
-            Ok(host_state) => host_state,
-            Err(error) => {
-                problems.insert(chain(&error));
-                return Vec::new();
-            }
-        };
-        self.carriers = host_state.underlay_carriers(&config.spec);
-        let mode = if self.accept { Mode::Accept } else { Mode::Report };
-        let gateways = config.spec.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
-        let listen_ports = gateways.filter_map(|gateway| gateway.listen_port).collect();
-        let peers = config.spec.peerings.iter().flat_map(|peering| &peering.prefixes);
-        let peers = peers.filter_map(|prefix| prefix.parse().ok()).collect();
-        let ways = host_state.ways(&config.spec);
-        let hosts = overlay_hosts(&config.spec);
-        let pods = host_state::pod_cidrs(&config.spec).collect();
-        let pod_devices = host_state.devices_of_pods(&config.spec);
-        let pod_devices = pod_devices.into_iter().map(str::to_owned).collect();
-        self.other_firewalls.request(Treatment {
-            mode,
-            ways,
-            listen_ports,
-            peers,
-            pods,
-            pod_devices,
-            hosts,
-        });
+        let spec = &config.spec;
+        let gathered = HostState::gather(&self.handle).await;
+        let Some(host_state) = value_of(gathered, problems) else { return Vec::new() };
+        self.carriers = host_state.underlay_carriers(spec);
+        self.other_firewalls.request(treatment(spec, &host_state, self.accept));
+        self.find_moved(config, &host_state, problems).await;
+        let kept = self.refuser.begin(&self.handle, config, &host_state).await;
+        let kept = value_of(kept, problems);
+        let compiled = self.compile(spec, &host_state, kept.as_ref());
+        let applied = self.apply(&compiled).await;
+        if let Some(kept) = kept {
+            let peers = &compiled.firewall.peers;
+            let found = self.refuser.conclude(&self.handle, config, kept, peers, &applied).await;
+            problems.extend(found.iter().map(|error| chain(error)));
+        }
+        // The table drops what is for a gateway and has no route into the overlay.
+        if applied.is_guarded || applied.is_whole() {
+            self.probes.follow(spec);
+        }
+        if self.remove_liqo && applied.is_guarded && applied.is_whole() {
+            let removed = liqo_leftovers::remove(&self.handle, &compiled.firewall.peers).await;
+            self.remove_liqo = value_of(removed, problems).is_none();
+        }
+        self.find_diversions(&compiled.firewall, &host_state, problems).await;
+        self.note_forwarding(&compiled.forwarding);
+        problems.extend(compiled.problems.into_iter().chain(applied.problems));
+        compiled.state.sysctls.into_keys().chain(compiled.forwarding.into_keys()).collect()
+    }
+
+    /// Compares the node's declared addresses with those of its devices.
+    async fn find_moved(
+        &mut self,
+        config: &NodeConfig,
+        host_state: &HostState,
+        problems: &mut BTreeSet<String>,
+    ) {
         if let Some(status) = config.status.as_ref().filter(|_| self.homes.is_empty()) {
-            self.homes = moved::homes_of(&status.moved, &host_state);
+            self.homes = moved::homes_of(&status.moved, host_state);
         }
         let (in_kubernetes, homes) = (self.store.api_server().is_some(), &mut self.homes);
-        match moved::find(&self.handle, &config.spec, &host_state, homes, in_kubernetes).await {
-            Ok(moved) => {
-                let stale = moved.iter().filter(|_| in_kubernetes).map(moved::stale);
-                problems.extend(stale);
-                self.moved = moved;
-            }
-            Err(error) => _ = problems.insert(chain(&error)),
+        let moved = moved::find(&self.handle, &config.spec, host_state, homes, in_kubernetes).await;
+        if let Some(moved) = value_of(moved, problems) {
+            problems.extend(moved.iter().filter(|_| in_kubernetes).map(moved::stale));
+            self.moved = moved;
         }
-        let kept = self.refuser.begin(&self.handle, config, &host_state).await;
-        let kept = kept.map_err(|error| problems.insert(chain(&error)));
-        let mut compiled = match &kept {
-            Ok(kept) => compile(&config.spec, &host_state, kept),
-            Err(_) => compile(&config.spec, &host_state, self.refuser.refused()),
-        };
+    }
+
+    /// Returns the desired state. `kept` are prefixes that stay refused, if these are known.
+    fn compile(
+        &self,
+        spec: &NodeConfigSpec,
+        host_state: &HostState,
+        kept: Option<&BTreeSet<Cidr>>,
+    ) -> Compiled {
+        let refused = kept.unwrap_or_else(|| self.refuser.refused());
+        let mut compiled = compile(spec, host_state, refused);
         if self.lost {
-            problems.insert(LOST.to_owned());
+            compiled.problems.insert(LOST.to_owned());
             compiled.firewall.unconnected.clone_from(&compiled.firewall.peers);
         }
-        compiled.refuse(&config.spec, &self.lost_gateways);
-        problems.extend(compiled.problems.iter().cloned());
-        let ensured = self.table.ensure(&netns, &compiled.firewall);
+        compiled.refuse(spec, &self.lost_gateways);
+        compiled
+    }
+
+    /// NAT and refusals come first, so that no packet takes a new route without them.
+    async fn apply(&mut self, want: &Compiled) -> Applied {
+        let ensured = self.table.ensure(self.handle.netns(), &want.firewall);
+        let mut applied = apply(&self.handle, &want.state).await;
         let is_table_new = *ensured.as_ref().unwrap_or(&false);
-        let is_guarded = ensured.map_err(|error| problems.insert(chain(&error))).is_ok();
-        let applied = apply(&self.handle, &compiled.state).await;
         let table = is_table_new.then(|| format!("nft add table inet {FIREWALL_TABLE} {{ … }}"));
-        let step = applied.first.or(table);
+        let step = applied.first.take().or(table);
         if step.is_some() {
             self.churn_limiter.note();
         }
-        let want = (&compiled.state, &compiled.firewall);
-        self.undone.note(want, step, Instant::now());
-        if !is_guarded || !applied.problems.is_empty() {
+        self.undone.note((&want.state, &want.firewall), step, Instant::now());
+        self.vitals.applied(applied.steps, applied.failures);
+        applied.is_guarded = ensured.is_ok();
+        applied.problems.extend(ensured.err().map(|error| chain(&error)));
+        if !applied.problems.is_empty() {
             self.undone.forget();
         }
-        self.vitals.applied(applied.steps, applied.problems.len());
-        if let Ok(mut kept) = kept {
-            let is_whole = applied.problems.is_empty();
-            if !is_whole {
-                // Prefixes without an `unreachable` route in force remain in this refusal.
-                let covered = refusal::covered(&self.handle).await.unwrap_or_default();
-                let covered = if is_guarded { covered } else { BTreeSet::new() };
-                kept.extend(self.refuser.refused().difference(&covered).copied());
-            }
-            match self.refuser.finish(&netns, kept) {
-                Ok(()) if is_whole => self.refuser.settle(config),
-                Ok(()) => {}
-                Err(error) => _ = problems.insert(chain(&error)),
-            }
-            let saved = self.refuser.save(&compiled.firewall.peers);
-            problems.extend(saved.err().map(|error| chain(&error)));
+        applied
+    }
+
+    /// Looks for rules and routes of others that take packets of the firewall's prefixes.
+    async fn find_diversions(
+        &mut self,
+        firewall: &Firewall,
+        host_state: &HostState,
+        problems: &mut BTreeSet<String>,
+    ) {
+        let found = foreign_routes::find(&self.handle, firewall, &host_state.routes).await;
+        if let Some(found) = value_of(found, problems) {
+            foreign_routes::note(&mut self.diversions, &found);
+            problems.extend(found.into_iter().map(|foreign| foreign.problem));
         }
-        // The table drops what is for a gateway and has no route into the overlay.
-        if is_guarded || applied.problems.is_empty() {
-            self.probes.follow(&config.spec);
-        }
-        if self.remove_liqo && is_guarded && applied.problems.is_empty() {
-            match liqo_leftovers::remove(&self.handle, &compiled.firewall.peers).await {
-                Ok(()) => self.remove_liqo = false,
-                Err(error) => _ = problems.insert(chain(&error)),
-            }
-        }
-        problems.extend(applied.problems);
-        let routes = &host_state.routes;
-        match foreign_routes::find(&self.handle, &compiled.firewall, routes).await {
-            Ok(found) => {
-                foreign_routes::note(&mut self.diversions, &found);
-                problems.extend(found.into_iter().map(|foreign| foreign.problem));
-            }
-            Err(error) => _ = problems.insert(chain(&error)),
-        }
-        self.note_forwarding(&compiled.forwarding);
-        compiled.state.sysctls.into_keys().chain(compiled.forwarding.into_keys()).collect()
     }
 
     fn note_forwarding(&mut self, settings: &BTreeMap<Sysctl, bool>) {
@@ -537,6 +530,27 @@ fn follow_take_overs(config: &mut NodeConfigSpec, take_overs: &TakeOvers) {
         if let Some(active) = active.filter(is_replica).filter(is_later) {
             (gateway.underlay, gateway.epoch) = (active.address, Some(active.epoch));
         }
+    }
+}
+
+/// Returns the value, or adds the error to the problems.
+fn value_of<T>(result: Result<T, impl Error>, problems: &mut BTreeSet<String>) -> Option<T> {
+    result.map_err(|error| problems.insert(chain(&error))).ok()
+}
+
+/// Accepts that packets of the overlay need in chains of others, or reports of what they drop.
+fn treatment(config: &NodeConfigSpec, host_state: &HostState, accept: bool) -> Treatment {
+    let gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+    let peers = config.peerings.iter().flat_map(|peering| &peering.prefixes);
+    let pod_devices = host_state.devices_of_pods(config);
+    Treatment {
+        mode: if accept { Mode::Accept } else { Mode::Report },
+        ways: host_state.ways(config),
+        listen_ports: gateways.filter_map(|gateway| gateway.listen_port).collect(),
+        peers: peers.filter_map(|prefix| prefix.parse().ok()).collect(),
+        pods: host_state::pod_cidrs(config).collect(),
+        pod_devices: pod_devices.into_iter().map(str::to_owned).collect(),
+        hosts: overlay_hosts(config),
     }
 }
 

@@ -5,10 +5,21 @@ use netlink::{Failure, Handle, NetlinkError, Scope};
 use netplan::{Family, Op, State, Sysctl, Vxlan, names, plan};
 
 /// Number of steps attempted and the first of them, and the problems met.
+#[derive(Default)]
 pub(crate) struct Applied {
     pub(crate) steps: usize,
     pub(crate) first: Option<String>,
+    pub(crate) failures: usize,
+    /// The firewall table is in force.
+    pub(crate) is_guarded: bool,
     pub(crate) problems: Vec<String>,
+}
+
+impl Applied {
+    /// True if all steps were taken.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.failures == 0
+    }
 }
 
 /// Brings what is ours to `want`.
@@ -17,7 +28,7 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
         Ok(have) => have,
         Err(error) => {
             let problem = format!("cannot read the kernel's tables: {}", chain(&error));
-            return Applied { steps: 0, first: None, problems: vec![problem] };
+            return Applied { failures: 1, problems: vec![problem], ..Applied::default() };
         }
     };
     let steps = plan(&have, want);
@@ -28,7 +39,9 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
     for failure in handle.apply(&steps).await {
         problems.push(problem(handle, &failure).await);
     }
-    Applied { steps: steps.len(), first: steps.first().map(ToString::to_string), problems }
+    let first = steps.first().map(ToString::to_string);
+    let failures = problems.len();
+    Applied { steps: steps.len(), first, failures, problems, ..Applied::default() }
 }
 
 /// All that is ours, besides the firewall.

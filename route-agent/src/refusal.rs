@@ -14,6 +14,7 @@ use netlink::nft::{self, NftError};
 use netlink::{Handle, NetlinkError, Netns};
 use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction, State, names};
 
+use crate::apply::Applied;
 use crate::compile::is_refusable;
 use crate::host_state::HostState;
 
@@ -92,12 +93,31 @@ impl Refuser {
         Ok(self.table.prefixes.iter().filter(stays).copied().collect())
     }
 
-    /// Ends the refusal of all other prefixes, once the rest of the config is in force.
-    pub(crate) fn finish(
+    /// Ends the refusal of all prefixes but `kept`, as far as the rest of the config is in force, and
+    /// saves those of `peers`.
+    pub(crate) async fn conclude(
         &mut self,
-        netns: &Netns,
-        kept: BTreeSet<Cidr>,
-    ) -> Result<(), RefusalError> {
+        handle: &Handle,
+        config: &NodeConfig,
+        mut kept: BTreeSet<Cidr>,
+        peers: &BTreeSet<Cidr>,
+        applied: &Applied,
+    ) -> Vec<RefusalError> {
+        if !applied.is_whole() {
+            // Prefixes without an `unreachable` route in force remain in this refusal.
+            let covered = covered(handle).await.unwrap_or_default();
+            let covered = if applied.is_guarded { covered } else { BTreeSet::new() };
+            kept.extend(self.table.prefixes.difference(&covered));
+        }
+        let finished = self.finish(handle.netns(), kept);
+        if finished.is_ok() && applied.is_whole() {
+            self.settled = Some(version(config));
+        }
+        [finished, self.save(peers)].into_iter().filter_map(Result::err).collect()
+    }
+
+    /// Ends the refusal of all other prefixes, once the rest of the config is in force.
+    fn finish(&mut self, netns: &Netns, kept: BTreeSet<Cidr>) -> Result<(), RefusalError> {
         if self.table.prefixes != kept {
             for prefix in self.table.prefixes.difference(&kept) {
                 tracing::info!(%prefix, "no longer refused apart from peerings");
@@ -108,11 +128,6 @@ impl Refuser {
             self.write(netns)?;
         }
         Ok(())
-    }
-
-    /// The config is in force as a whole: what the kernel has is what it has.
-    pub(crate) fn settle(&mut self, config: &NodeConfig) {
-        self.settled = Some(version(config));
     }
 
     /// Ends the refusal that was left by a withdrawal, except for `kept`, once nobody sends or
@@ -227,7 +242,7 @@ pub(crate) async fn backstops(handle: &Handle) -> Result<BTreeSet<Cidr>, Refusal
 }
 
 /// Prefixes with such a route in weft's table, which a rule of ours looks into.
-pub(crate) async fn covered(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
+async fn covered(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
     let have = observe_state(handle).await?;
     let lookup = RuleAction::Lookup(names::TABLE);
     let rules = have.rules.iter().filter(|rule| rule.action == lookup);
