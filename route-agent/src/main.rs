@@ -7,43 +7,38 @@ mod compile;
 mod config;
 mod config_source;
 mod conntrack;
+mod desired;
+mod gateway_paths;
+mod host_faults;
 mod host_state;
 mod liqo_leftovers;
 mod moved;
 mod overlay_probe;
 mod presence;
 mod preview;
+mod problems;
 mod refusal;
 mod report;
 mod rivals;
 mod table;
 mod undone;
 mod vitals;
+mod withdrawal;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use fabric_api::fabric::{REFUSE_SECONDS, Records};
+use fabric_api::fabric::REFUSE_SECONDS;
 use fabric_runtime::Stop;
 use fabric_store::{Kind, ObjectRef, Store};
-use netlink::{ChurnLimiter, Handle, Netns};
+use netlink::{Handle, Netns};
+use tokio::signal::unix::{SignalKind, signal};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
-use config_source::ConfigSource;
-use foreign::other_firewalls::OtherFirewalls;
-use overlay_probe::{OverlayProbes, TakeOvers};
-use presence::Presence;
-use refusal::Refuser;
-use report::Reporter;
-use rivals::Rivals;
-use table::Table;
-use tokio::signal::unix::{SignalKind, signal};
-use undone::Undone;
 use vitals::Vitals;
 
 #[tokio::main(flavor = "current_thread")]
@@ -87,7 +82,7 @@ async fn clean_up(handle: &Handle, refuse: bool) -> anyhow::Result<()> {
     std::io::stdout().write_all(lines.concat().as_bytes()).context("cannot print")
 }
 
-async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
+async fn run(mut args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     let stop = Stop::listen().context("cannot listen for signals")?;
     let taken_down = signal(SignalKind::user_defined1()).context("cannot listen for signals")?;
     let store = match (&args.published, &args.store) {
@@ -98,13 +93,12 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         }
     };
     let store = store.context("cannot open the store")?;
-    let node = args.node;
     if args.dry_run {
-        return preview::print(&handle, &store, &node_config(&node)).await;
+        return preview::print(&handle, &store, &node_config(&args.node)).await;
     }
-    tracing::info!(%node, "route-agent is up");
+    tracing::info!(node = %args.node, "route-agent is up");
     let vitals = Vitals::new();
-    if let Some(address) = args.http {
+    if let Some(address) = args.http.take() {
         // A node's traffic needs its agent, whether or not another program has taken the port.
         if let Err(error) = vitals.monitoring(&store).serve(address) {
             if error.is_held() {
@@ -114,46 +108,8 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
             tracing::error!("metrics and probes are not served: {error:#}");
         }
     }
-    let accept = !args.no_accept_rules;
-    let source = ConfigSource::watch(store.file_of(&node_config(&node)))?;
-    let shown = store.api_server().map_or_else(|| source.clone(), ConfigSource::of_server);
-    let agent = Agent {
-        other_firewalls: OtherFirewalls::start(handle.netns().clone()),
-        handle,
-        reporter: Reporter::start(&store)?,
-        probes: OverlayProbes::start(node.clone(), shown),
-        take_overs: TakeOvers::new(),
-        store,
-        node,
-        accept,
-        remove_liqo: args.remove_liqo,
-        published: None,
-        records: Records::default(),
-        read: None,
-        config: None,
-        table: Table::default(),
-        problems: BTreeSet::new(),
-        own_problems: BTreeSet::new(),
-        moved: Vec::new(),
-        homes: moved::Homes::new(),
-        carriers: BTreeMap::new(),
-        forwarding_off: Vec::new(),
-        diversions: Vec::new(),
-        filtered: Vec::new(),
-        churn_limiter: ChurnLimiter::default(),
-        undone: Undone::default(),
-        rivals: Rivals::new(Instant::now()),
-        vitals,
-        refuser: Refuser::new(args.refusal_file),
-        source,
-        linger: Duration::from_secs(args.linger.into()),
-        taken_down,
-        lost: false,
-        lost_gateways: BTreeSet::new(),
-        withdrawn: None,
-        presence: Presence::default(),
-    };
-    agent.run(stop).await?;
+    let agent = Agent::start(args, handle, &store, vitals)?;
+    agent.run(&store, stop, taken_down).await?;
     tracing::info!("route-agent is down");
     Ok(())
 }

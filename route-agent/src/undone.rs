@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use fabric_api::fabric::UndoneStep;
 use jiff::Timestamp;
+use netlink::ChurnLimiter;
 use netplan::{Firewall, State};
 
 /// So many of one step within this time are no accident. More rarely, hardly a packet is lost.
@@ -19,12 +20,16 @@ pub(crate) struct Undone {
     set: Option<(State, Firewall)>,
     found: BTreeMap<String, VecDeque<Instant>>,
     named: Option<UndoneStep>,
+    limiter: ChurnLimiter,
 }
 
 impl Undone {
     /// Takes in that this is to be set, and the first step that was needed for it. If all of it had been
     /// set before, another program undid that.
     pub(crate) fn note(&mut self, want: (&State, &Firewall), step: Option<String>, now: Instant) {
+        if step.is_some() {
+            self.limiter.note();
+        }
         let is_known = self.set.as_ref().is_some_and(|(state, firewall)| (state, firewall) == want);
         if !is_known {
             self.set = Some((want.0.clone(), want.1.clone()));
@@ -49,6 +54,16 @@ impl Undone {
     /// Takes in that not all was set, so that the same steps are needed again.
     pub(crate) fn forget(&mut self) {
         self.set = None;
+    }
+
+    /// Forgets all steps. Their rate still counts.
+    pub(crate) fn clear(&mut self) {
+        *self = Self { limiter: std::mem::take(&mut self.limiter), ..Self::default() };
+    }
+
+    /// Waits a moment if there were too many steps.
+    pub(crate) async fn throttle(&mut self) {
+        self.limiter.throttle().await;
     }
 
     /// Time at which it is solved if nothing happens.
