@@ -1,8 +1,8 @@
 //! One gateway: the process that ends the tunnel of one peering.
 //!
-//! * [`config`]: what the gateway is to do, from the store.
-//! * [`dataplane`]: namespaces, devices, routes and the lane, a thread without async runtime that
-//!   moves packets.
+//! * [`endpoint`]: where the peer is.
+//! * [`reconcile`]: namespaces, devices, routes and the lane, a thread without async runtime that
+//!   moves packets, kept as [`gateway_config`] wants them by [`gateway_dataplane`].
 //! * [`liveness`]: whether packets get through to the peer and to the nodes, and how large ones.
 //! * [`replicas`]: which pod of the gateway has the tunnel.
 //! * [`report`]: status, Connection, metrics and probes of the kubelet.
@@ -11,9 +11,13 @@
 //! `main` is the table of contents.
 
 pub mod args;
-pub mod config;
-pub mod dataplane;
+pub mod endpoint;
 pub mod liveness;
+pub mod reconcile;
 pub mod replicas;
 pub mod report;
 pub mod state;
+
+#[cfg(test)]
+#[path = "../config/src/test_config.rs"]
+mod test_config;

@@ -1,5 +1,4 @@
 //! Reachability and packet sizes: of the peer and of the nodes.
 
-pub mod health;
 pub mod monitor;
 pub mod overlay_probe;

@@ -7,7 +7,6 @@
 
 pub mod election;
 mod heartbeat;
-mod standby_relay;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,18 +18,16 @@ use anyhow::Context;
 use fabric_api::fabric::ActiveReplica;
 use fabric_runtime::until;
 use futures::future::select_all;
+use gateway_config::input::Input;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::input::Input;
 use crate::state::{Plane, View};
 use election::{Election, Predecessor, Role, Tunnel};
 use heartbeat::{Keys, MAX_LENGTH};
-
-pub use standby_relay::StandbyRelay;
 
 /// UDP port of the heartbeats.
 pub const REPLICA_PORT: u16 = 12347;

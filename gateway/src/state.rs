@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use fabric_api::fabric::MtuBound;
 use fabric_api::networking::ConnectionValue;
+use gateway_config::desired::Desired;
+use gateway_dataplane::overlay::Way;
+use gateway_health::Fault;
 use jiff::Timestamp;
 use lane::LaneHandle;
 use netlink::Netns;
 use reachability::connection::Traffic;
-
-use crate::config::desired::Desired;
-use crate::dataplane::overlay::Way;
-use crate::liveness::health::Fault;
 
 /// State of the dataplane.
 #[derive(Clone, Debug, Default)]

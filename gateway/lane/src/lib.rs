@@ -21,7 +21,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-pub use tunnel::{Config, Counters, PeerState, RejectedInitiation, Tai64n, UdpPath, Unconfirmed};
+pub use tunnel::{Config, Counters, PeerState, Tai64n};
 
 use self::driver::{Driver, Links};
 use self::relay::Relay;

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{PROBE_PORT, Role};
 use fabric_api::networking::ConnectionValue;
+use gateway_config::desired::Desired;
+use gateway_config::input::{Input, Remembered};
+use gateway_health::canonical;
 use jiff::Timestamp;
 use lane::PeerState;
 use reachability::alternation::alternate;
@@ -27,9 +30,6 @@ use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::desired::Desired;
-use crate::config::input::{Input, Remembered};
-use crate::liveness::health::canonical;
 use crate::state::{Plane, ProbeCounts, Running, View};
 use diagnosis::Diagnosis;
 use path::PathProber;

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use fabric_api::Cidr;
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, OverlayProbe};
+use gateway_config::desired::{Desired, Node};
+use gateway_config::input::Input;
 use jiff::Timestamp;
 use reachability::nodes::{NodePaths, Nodes};
 use reachability::notices::Notices;
@@ -22,8 +24,6 @@ use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::desired::{Desired, Node};
-use crate::config::input::Input;
 use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use socket::Responder;

@@ -12,12 +12,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use fabric_runtime::{HttpListener, OPENMETRICS};
+use gateway_config::input::Input;
+use gateway_dataplane::overlay::tun_overflows;
 use reachability::nodes::NodePaths;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::input::Input;
-use crate::dataplane::overlay::tun_overflows;
 use crate::replicas::Standing;
 use crate::replicas::election::Role;
 use crate::report::metrics::{Metrics, NodeCounts, Scrape};

@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use fabric_api::ClusterId;
+use gateway_health::Reason;
 use lane::{Counters, Stats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
@@ -16,7 +17,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tunnel::DropReason;
 
-use crate::liveness::health::Reason;
 use crate::state::ProbeCounts;
 
 /// Liqo's buckets of the latency, in microseconds.

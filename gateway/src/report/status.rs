@@ -12,6 +12,9 @@ use fabric_api::fabric::{
 };
 use fabric_runtime::{Backoff, until};
 use fabric_store::{ObjectRef, Store};
+use gateway_config::input::Input;
+use gateway_config::restart_cache::RestartCache;
+use gateway_health::{Reason, canonical};
 use jiff::{SignedDuration, Timestamp};
 use lane::{PeerState, Stats};
 use reachability::nodes::NodePaths;
@@ -20,9 +23,6 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use self::connection::OwnConnection;
-use crate::config::input::Input;
-use crate::config::restart_cache::RestartCache;
-use crate::liveness::health::{Reason, canonical};
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::replicas::election::Role;
 use crate::replicas::{REPLICA_PORT, Standing};
@@ -444,7 +444,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::config::desired::tests::config;
+    use crate::test_config::config;
 
     #[tokio::test]
     async fn failed_report_is_soon_tried_again() {

@@ -5,7 +5,6 @@
 
 mod health;
 mod identity;
-mod overlay;
 mod peering;
 mod queues;
 mod records;

@@ -32,11 +32,6 @@ pub(crate) fn run_in(netns: &Netns, line: &str) -> String {
     netns.run(|| run(line)).unwrap()
 }
 
-/// The printed lines, without the blanks at their ends.
-pub(crate) fn lines(text: &str) -> Vec<&str> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
-}
-
 /// rome's gateway towards milan, with two nodes of which the first is this host.
 pub(crate) fn config() -> GatewayConfig {
     let node = |name: &str, i: u8| OverlayNode {

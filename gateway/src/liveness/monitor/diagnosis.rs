@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{ClusterId, PublicKey};
+use gateway_config::desired::Desired;
+use gateway_health::{Evidence, Fault, Reason, RefusedSend};
 use jiff::{SignedDuration, Timestamp};
 use lane::PeerState;
 use reachability::connection::Traffic;
@@ -12,8 +14,6 @@ use reachability::probe::{Departure, Families, Message, NodeCount, PeerCidrs};
 use reachability::probe_log::ProbeLog;
 use tunnel::DropReason;
 
-use crate::config::desired::Desired;
-use crate::liveness::health::{self, Evidence, Fault, Reason, RefusedSend};
 use crate::state::{Running, TimedFault};
 
 /// Time in which answers sent before a departure may still arrive behind it.
@@ -222,7 +222,7 @@ impl Diagnosis {
                 self.refused_send = Some((kind, now));
             }
         }
-        self.refused_send.take_if(|(_, at)| now >= *at + health::REFUSAL_TIME);
+        self.refused_send.take_if(|(_, at)| now >= *at + gateway_health::REFUSAL_TIME);
     }
 
     /// Returns true if neither answers nor data have arrived for [`SILENCE`].
@@ -250,7 +250,9 @@ impl Diagnosis {
     /// Time at which a fault begins without any event.
     pub(super) fn due(&self) -> Option<Instant> {
         let is_known = self.faults.iter().any(|of| of.fault.reason == Reason::SupersededKeys);
-        self.superseded_since.filter(|_| !is_known).map(|since| since + health::ROTATION_TIME)
+        self.superseded_since
+            .filter(|_| !is_known)
+            .map(|since| since + gateway_health::ROTATION_TIME)
     }
 
     /// The faults as of now.
@@ -274,7 +276,7 @@ impl Diagnosis {
         }
         let evidence = self.evidence(running, value);
         let differs = evidence.cidrs_differ();
-        let faults = health::diagnose(&evidence, now);
+        let faults = gateway_health::diagnose(&evidence, now);
         self.faults = faults.into_iter().map(|fault| self.timed(fault, now)).collect();
         self.differs = differs;
         &self.faults

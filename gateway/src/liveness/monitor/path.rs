@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::PROBE_PORT;
+use gateway_dataplane::overlay::Way;
 use lane::LaneHandle;
 use reachability::path_mtu::trains::{Round, TrainCheck};
 use reachability::path_mtu::{PathMtu, Probe};
 use reachability::probe::{Message, MessageType, WeftField};
 use tunnel::checksum;
 
-use crate::dataplane::overlay::Way;
 use crate::state::Running;
 
 /// Lengths in bytes of what precedes a probe's message in a frame of the TUN.

@@ -5,11 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use fabric_api::fabric::PROBE_PORT;
+use gateway_dataplane::overlay::TUN;
 use netlink::{DatagramSocket, Netns};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::time::sleep;
-
-use crate::dataplane::overlay::TUN;
 
 /// Time until a socket that could not be opened is tried again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -10,6 +10,7 @@ use fabric_api::networking::{
     Connection, ConnectionLatency, ConnectionSpec, ConnectionStatus, ConnectionValue,
 };
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, StoreError, Watch};
+use gateway_config::desired::Desired;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -17,7 +18,6 @@ use reachability::connection::latency_text;
 use tokio::time::Instant;
 
 use super::{COUNTERS, LOOK};
-use crate::config::desired::Desired;
 use crate::state::View;
 
 /// Minimum age difference of a latency worth writing: Liqo's `--ping-update-status-interval`.

@@ -3,7 +3,7 @@ use fabric_store::Object;
 use tokio::time::timeout;
 
 use super::*;
-use crate::config::desired::tests::config;
+use crate::test_config::config;
 
 #[test]
 fn connection_metadata_is_as_in_liqo() {
