@@ -82,7 +82,13 @@ pub async fn publish(
         publisher.schedule.statuses.begin();
         publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
     }
-    publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
+    // A prefix that is not held yet would be anybody's, also when its peering is back.
+    let is_unheld = wanted.objects.iter().any(|(reference, want)| {
+        let have = publisher.index.get(reference);
+        keeps_refused_prefix(want) && !have.is_some_and(|have| is_same(have, want))
+    });
+    let deleted = wanted.deleted.iter().filter(|of| !(is_unheld && of.kind == Kind::Network));
+    publisher.write_all(deleted.map(Write::deletion)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
 }

@@ -1,9 +1,10 @@
 //! Events of watches go into the index, and missing objects of the controller's own are written again.
 
 use fabric_api::labels;
-use fabric_index::owner::is_own;
+use fabric_index::owner::{self, is_own, keeps_refused_prefix};
 use fabric_index::{Grant, compiles_alike, is_acknowledgement};
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
+use fabric_runtime::chain;
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem, StoreError};
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
@@ -45,8 +46,17 @@ impl Controller {
                 if self.index.get(&reference).is_none() || self.is_there(&reference).await {
                     return false;
                 }
-                self.forget_status(&reference).await;
-                Event::Deleted(reference)
+                match self.restore(&reference).await {
+                    Ok(Some(object)) => Event::Applied(object),
+                    Ok(None) => {
+                        self.forget_status(&reference).await;
+                        Event::Deleted(reference)
+                    }
+                    Err(error) => {
+                        tracing::error!(object = %reference, "{}", chain(&error));
+                        return false;
+                    }
+                }
             }
             event @ (Event::Problems(_) | Event::Synced) => event,
         };
@@ -88,6 +98,34 @@ impl Controller {
         }
     }
 
+    /// Writes the file of a granted prefix or address again that another program has removed, and returns it as
+    /// it is stored now: nodes have it, and ipam would grant it to another. The same for a gateway's key pair.
+    /// Returns `None` for what may go. Who removes an object from an API server means that.
+    async fn restore(&self, reference: &ObjectRef) -> Result<Option<Object>, StoreError> {
+        let Some(object) = self.index.get(reference).filter(|of| self.is_kept(of)) else {
+            return Ok(None);
+        };
+        let mut stored = self.store.put(object).await?;
+        if let Some(grant) = Grant::of(object) {
+            grant.write_to(&mut stored);
+            self.store.put_status(&stored).await?;
+        }
+        tracing::warn!(object = %reference, "another program removed its file: written again");
+        Ok(Some(stored))
+    }
+
+    /// True if nothing but the controller is to remove it.
+    fn is_kept(&self, object: &Object) -> bool {
+        if self.store.api_server().is_some() {
+            return false;
+        }
+        if object.kind() == Kind::Secret {
+            return object.label(labels::MANAGED_BY) == Some(labels::WEFT);
+        }
+        let owner = owner::of(object).and_then(|owner| self.index.get(&owner));
+        Grant::of(object).is_some() && (owner.is_some() || keeps_refused_prefix(object))
+    }
+
     async fn current(&self, mut object: Object) -> Option<Object> {
         let reference = object.reference();
         let have = self.index.get(&reference).filter(|have| have.uid() == object.uid());
@@ -99,7 +137,16 @@ impl Controller {
                         object = found?;
                     }
                 }
+                let is_lost = Grant::of(&object).is_none();
                 object.copy_status(have);
+                // Its file may have been removed: ipam frees what none has.
+                if is_lost
+                    && Grant::of(&object).is_some()
+                    && self.store.api_server().is_none()
+                    && let Err(error) = self.store.put_status(&object).await
+                {
+                    tracing::warn!(object = %reference, %error, "status not written");
+                }
             }
             Kind::Configuration | Kind::GatewayServer | Kind::GatewayClient => {
                 object.copy_status(have);
@@ -130,9 +177,13 @@ impl Controller {
         is_written_here && self.is_stored(reference).await
     }
 
-    /// True if there is no answer, too: what is gone is missed again at the next resync.
+    /// True if there is no answer, too: what is gone is missed again at the next resync. In a directory that
+    /// means that its folder is gone, and what is kept is to be written again.
     async fn is_stored(&self, reference: &ObjectRef) -> bool {
-        !matches!(self.store.get(reference).await, Ok(None))
+        match self.store.get(reference).await {
+            Ok(stored) => stored.is_some(),
+            Err(_) => !self.index.get(reference).is_some_and(|object| self.is_kept(object)),
+        }
     }
 
     /// Writes again what is not there any more.

@@ -1,7 +1,7 @@
 //! Programs stop, files are wrong.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::{Cluster, client_of, external_network, until};
@@ -222,6 +222,70 @@ async fn removed_published_file_is_rewritten() {
     fs::remove_file(cluster.path("run/published/gatewayconfigs/liqo-tenant-milan.client.yaml"))
         .unwrap();
     until("back", || is_whole(&cluster, "milan")).await;
+}
+
+#[tokio::test]
+async fn removed_grants_and_keys_are_written_again() {
+    let cluster = Cluster::started("rome").await;
+    let peers = ["milan", "turin"];
+    for peer in peers {
+        cluster.write(&format!("{peer}.yaml"), &client_of(peer, 30742));
+    }
+    until("published", || peers.iter().all(|peer| is_whole(&cluster, peer))).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let remaps = || peers.map(|peer| cluster.gateway(peer, "client").unwrap().spec.remaps);
+    let is_kept = |path: &Path| {
+        let mut names = path.components().map(|of| of.as_os_str());
+        names.any(|name| name == "networks" || name == "ips" || name == "secrets")
+    };
+    let mut paths: Vec<PathBuf> = cluster.written().into_iter().map(|(path, ..)| path).collect();
+    paths.retain(|path| path.starts_with(cluster.path("state")) && is_kept(path));
+    let files = || paths.iter().map(|path| fs::read_to_string(path).ok()).collect::<Vec<_>>();
+    let (before, kept) = (remaps(), files());
+    assert!(paths.len() >= 10, "{paths:?}");
+    let acquired = cluster.ipam.taken.acquired();
+    for below in ["state/networks", "state/status/networks", "state/ips", "state/secrets", "state"]
+    {
+        let removed = paths.iter().filter(|path| path.starts_with(cluster.path(below)));
+        removed.for_each(|path| fs::remove_file(path).unwrap());
+        until(&format!("{below} is written again"), || files() == kept).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(remaps(), before, "{below}");
+        assert_eq!(cluster.ipam.taken.acquired(), acquired, "{below}");
+    }
+    // Without the folders nothing is known to be gone, until one is there again.
+    fs::remove_dir_all(cluster.path("state")).unwrap();
+    cluster.write("lyon.yaml", &client_of("lyon", 30742));
+    until("published", || is_whole(&cluster, "lyon")).await;
+    until("all is written again", || files() == kept).await;
+    assert_eq!(remaps(), before);
+}
+
+#[tokio::test]
+async fn prefix_that_cannot_be_held_stays_its_peerings() {
+    let cluster = Cluster::started("rome").await;
+    let remaps = || {
+        cluster.acknowledge("n1");
+        cluster.gateway("milan", "client").map(|config| config.spec.remaps)
+    };
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || remaps().is_some()).await;
+    let is_from_records = || remaps().is_some() && cluster.node("n1").unwrap().spec.from_records;
+    until("no prefixes but those of records", is_from_records).await;
+    let before = remaps().unwrap();
+    let holds = before.iter().map(|remap| remap.local.replace(['.', '/'], "-"));
+    let holds =
+        holds.map(|prefix| cluster.path(&format!("state/networks/liqo.refused-{prefix}.yaml")));
+    let in_the_way: Vec<PathBuf> = holds.collect();
+    in_the_way.iter().for_each(|path| fs::create_dir_all(path.join("full")).unwrap());
+    cluster.remove("milan.yaml");
+    until("gone", || cluster.gateway("milan", "client").is_none()).await;
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    until("another one is published", || cluster.gateway("turin", "client").is_some()).await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published again", || remaps().is_some()).await;
+    in_the_way.iter().for_each(|path| fs::remove_dir_all(path).unwrap());
+    assert_eq!(remaps().unwrap(), before);
 }
 
 #[tokio::test]
