@@ -16,6 +16,7 @@ use fabric_supervisor::workloads::{
 use fabric_supervisor::{lock, metrics, process};
 use tokio::sync::watch;
 
+use super::down::refusal;
 use super::output::say;
 use super::up::print_stop_hint;
 use super::{host, manifest, preconditions};
@@ -48,8 +49,9 @@ pub(crate) struct AgentArgs {
     /// Serve the metrics of the route-agent at http://IP:PORT/metrics.
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
-    /// Directory of what the next start of this host refuses until the route-agent runs, as
-    /// weft-refuse.service loads it [default: /var/lib/weft/agent-NODE].
+    /// Directory of what the next start of this host refuses until the route-agent runs: loaded by
+    /// weft-refuse.service, or while this waits for DIR of --published
+    /// [default: /var/lib/weft/agent-NODE].
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -87,7 +89,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     };
     // `weft status` shows what it waits for.
     dir.write_record(&record)?;
-    let published = published(&args.published)?;
+    let published = published(&args.published, || refuse_saved(&dir, &record))?;
     if !is_writable(&published) {
         say(&format!(
             "{} is read-only: this node's status will not be seen elsewhere",
@@ -108,8 +110,9 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     ))
 }
 
-/// The published directory, once it is there: it may be a mount that comes later than this host.
-fn published(path: &Path) -> anyhow::Result<PathBuf> {
+/// Returns the published directory once it is there: it may be a mount that comes later than this host.
+/// Calls `waiting` if it is not there yet.
+fn published(path: &Path, waiting: impl Fn()) -> anyhow::Result<PathBuf> {
     let mut waits = false;
     loop {
         match std::fs::read_dir(path).and_then(|_| std::fs::canonicalize(path)) {
@@ -130,8 +133,26 @@ fn published(path: &Path) -> anyhow::Result<PathBuf> {
                 "waiting for the published directory {}, which is not there yet",
                 path.display()
             ));
+            waiting();
         }
         thread::sleep(POLL);
+    }
+}
+
+/// Loads what this node refused last, as weft-refuse.service does when the host starts: without a
+/// route-agent pods would send in clear what is for peers. One that still runs refuses that itself.
+fn refuse_saved(dir: &RunDir, record: &Record) {
+    let state_dirs: Vec<_> = record.state_dir.iter().cloned().collect();
+    for file in refusal::saved(&state_dirs) {
+        if !process::running(dir).is_empty() {
+            return;
+        }
+        say(&match refusal::load(&file) {
+            Ok(()) => {
+                format!("packets to peers are refused until then, as {} has them", file.display())
+            }
+            Err(error) => format!("packets to peers may leave this host in clear: {error:#}"),
+        });
     }
 }
 

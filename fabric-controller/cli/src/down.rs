@@ -19,7 +19,7 @@ use super::selection::Selection;
 use super::{host, preconditions};
 
 mod lost;
-mod refusal;
+pub(crate) mod refusal;
 mod withdraw;
 
 /// Time that all processes of a fabric together have to stop before they are killed.

@@ -19,9 +19,18 @@ pub(super) fn is_in_force() -> bool {
 }
 
 /// Returns the copies of the table that the next start of the host would load.
-pub(super) fn saved(state_dirs: &[PathBuf]) -> Vec<PathBuf> {
+pub(crate) fn saved(state_dirs: &[PathBuf]) -> Vec<PathBuf> {
     let files = state_dirs.iter().map(|state| state.join(REFUSAL_FILE));
     files.filter(|file| file.exists()).collect()
+}
+
+/// Refuses the prefixes of such a copy.
+pub(crate) fn load(file: &Path) -> anyhow::Result<()> {
+    let loaded = Command::new("nft").arg("-f").arg(file).output();
+    let loaded = loaded.with_context(|| format!("cannot run nft for {}", file.display()))?;
+    let errors = String::from_utf8_lossy(&loaded.stderr);
+    anyhow::ensure!(loaded.status.success(), "nft -f {}: {}", file.display(), errors.trim());
+    Ok(())
 }
 
 /// Removes a copy of the table, if there is one.

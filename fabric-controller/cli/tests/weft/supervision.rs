@@ -324,6 +324,20 @@ fn agent_saves_its_refusal_by_default() {
 }
 
 #[test]
+fn waiting_agent_refuses_what_was_saved() {
+    let host = Host::new();
+    let printed = host.alone(
+        "mkdir -p /var/lib/weft/agent-n2
+        echo 'table inet weft_refused { chain here { drop; }; }' >/var/lib/weft/agent-n2/refusal.nft
+        $weft agent --node n2 --published /run/published &
+        for i in $(seq 100); do nft list table inet weft_refused 2>/dev/null && break; sleep 0.1; done
+        sleep 0.5",
+    );
+    assert!(printed.contains("chain here"), "{printed}");
+    assert!(printed.contains("packets to peers are refused until then"), "{printed}");
+}
+
+#[test]
 fn agent_waits_for_its_published_directory() {
     let host = Host::new();
     let published = host.path("published");
