@@ -1,9 +1,11 @@
 //! The cluster itself: its ID, its prefixes and its nodes.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{MovedAddress, NodeConfig, OverlappingPods};
 use fabric_api::ipam::Network;
+use fabric_api::networking::GatewayClient;
 use fabric_api::{Cidr, ClusterId, Mac, check, labels};
 use fabric_index::{Index, Settings, owner};
 use fabric_objects::{Kind, Object, ObjectRef};
@@ -134,6 +136,7 @@ impl Cluster {
         }
         let Self { nodes, pods, faulty, .. } = self;
         report_addresses_of_pods(nodes, problems);
+        report_addresses_of_peers(index, nodes, problems);
         separate_pods(index, nodes, faulty, problems);
         nodes.iter_mut().for_each(|node| add_pods(index, pods, node));
     }
@@ -220,6 +223,40 @@ fn report_addresses_of_pods(nodes: &[Node], problems: &mut Problems) {
             problems.add(&reference, "status.addresses", message);
         }
     }
+}
+
+/// Reports nodes that have the address of a peer's gateway: VXLAN would leave the cluster. One that the node's
+/// agent has found on a device is its own; the peer's gateway is then on the same host.
+fn report_addresses_of_peers(index: &Index, nodes: &[Node], problems: &mut Problems) {
+    let mut of_peers = BTreeMap::new();
+    for (client, of) in index.all::<GatewayClient>(Kind::GatewayClient) {
+        let addresses = of.spec.endpoint.addresses.iter().filter_map(|of| of.parse().ok());
+        of_peers.extend(addresses.map(|address: IpAddr| (address, client)));
+    }
+    for node in nodes {
+        for address in &node.declared {
+            let client = of_peers.get(address);
+            let client = client.filter(|_| !is_found_by_agent(index, &node.name, *address));
+            let Some(client) = client else { continue };
+            let message = format!(
+                "found {address}, which is the peer's gateway in spec.endpoint.addresses of {client}; expected \
+                 the host's own"
+            );
+            let reference = ObjectRef::new(Kind::Node, "", &node.name);
+            problems.add(&reference, "status.addresses", message);
+        }
+    }
+}
+
+/// Returns whether a node's agent works with a config of this address and reports no other in its place.
+fn is_found_by_agent(index: &Index, node: &str, address: IpAddr) -> bool {
+    let config = index.typed::<NodeConfig>(&of_node(node));
+    let Some(config) = config.filter(|of| of.is_applied() && of.spec.declared.contains(&address))
+    else {
+        return false;
+    };
+    let status = config.status.as_ref().filter(|status| status.reported_by.is_some());
+    status.is_some_and(|status| status.moved.iter().all(|moved| moved.declared != address))
 }
 
 /// Reports addresses of another node.

@@ -346,6 +346,40 @@ fn address_of_a_pod_is_no_nodes_address() {
 }
 
 #[test]
+fn address_of_a_peers_gateway_is_no_nodes_address() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.20", 2));
+    world.settle();
+    let expected = "Node n2: status.addresses: found 192.0.2.20, which is the peer's gateway in \
+                    spec.endpoint.addresses of GatewayClient liqo-tenant-milan/client; expected the host's own";
+    assert_eq!(world.problems(), [expected]);
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+}
+
+#[test]
+fn peers_gateway_may_be_on_the_nodes_own_host() {
+    let mut world = peered();
+    world.agents = vec!["n1", "n2"];
+    world.apply(node("n2", "192.0.2.20", 2));
+    world.settle();
+    let mut config = world.index.typed::<NodeConfig>(&node_config("n2")).unwrap().clone();
+    let by = json!({"host": "n2", "process": 7, "started": "2026-01-31T12:00:00Z"});
+    let status = config.status.get_or_insert_default();
+    status.reported_by = Some(serde_json::from_value(by).unwrap());
+    world.index.apply(Event::Applied(config.into()));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0], "its agent has found the address on a device");
+    report_moved(&mut world, "192.0.2.20", "192.0.2.12");
+    assert!(world.problems()[0].contains("found 192.0.2.20, which is the peer's gateway"));
+}
+
+fn node_config(name: &str) -> ObjectRef {
+    ObjectRef::new(Kind::NodeConfig, "", name)
+}
+
+#[test]
 fn declared_address_of_two_nodes_is_named_once_found() {
     let mut world = peered();
     world.apply(node("n2", "192.0.2.11", 2));
