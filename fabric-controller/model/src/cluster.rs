@@ -150,12 +150,7 @@ pub fn network_type<'o>(index: &Index, object: &'o Object) -> Option<&'o str> {
 
 fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
     let reference = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
-    for (other, _) in index.of_kind(Kind::ConfigMap).filter(|(other, _)| **other != reference) {
-        if other.name == reference.name {
-            let message = format!("found a second cluster ID; expected {reference} alone");
-            problems.add(other, "", message);
-        }
-    }
+    report_second_ids(index, &reference, problems);
     let Some(map) = index.typed::<core::ConfigMap>(&reference) else {
         let missing =
             "missing; expected the cluster's ID in it (the chart, or `weft init`, makes it)";
@@ -163,6 +158,25 @@ fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
         return None;
     };
     problems.accepted(&reference, check::cluster_id(map))
+}
+
+/// Reports other ConfigMaps that name the cluster, by their name or the label by which Liqo finds its own. In
+/// Kubernetes no other one is read.
+fn report_second_ids(index: &Index, used: &ObjectRef, problems: &mut Problems) {
+    let maps = index.all::<core::ConfigMap>(Kind::ConfigMap);
+    for (other, map) in maps.filter(|(other, _)| *other != used) {
+        let app = map.metadata.labels.as_ref().and_then(|all| all.get(labels::APP_NAME));
+        if other.name != used.name && app.is_none_or(|app| app != labels::CLUSTER_ID_APP) {
+            continue;
+        }
+        let id = map.data.as_ref().and_then(|data| data.get(labels::CLUSTER_ID_KEY));
+        let (field, found) = match id {
+            Some(id) => (format!("data.{}", labels::CLUSTER_ID_KEY), format!(", {id}")),
+            None => (String::new(), String::new()),
+        };
+        let message = format!("found a second cluster ID{found}; expected {used} alone");
+        problems.add(other, &field, message);
+    }
 }
 
 /// Reports Networks of the user's that are of a type, and family, of which an earlier one is used.

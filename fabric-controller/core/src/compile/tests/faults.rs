@@ -48,6 +48,16 @@ fn fault_names_object_field_found_and_expected() {
 }
 
 #[test]
+fn config_map_of_another_program_is_no_cluster_id() {
+    let mut world = running();
+    let mut other = cluster_id("rome");
+    other.metadata_mut().name = Some("settings".to_owned());
+    world.apply(other);
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+}
+
+#[test]
 fn second_network_of_a_type_is_named() {
     for (kind, cidr, other) in [
         ("internal-cidr", "10.90.0.0/16", "10.91.0.0/16"),

@@ -205,7 +205,12 @@ pub(super) fn cases() -> Vec<(Object, &'static str)> {
         ),
         (
             second_cluster_id(),
-            "ConfigMap default/liqo-clusterid-configmap: found a second cluster ID; expected ConfigMap \
+            "ConfigMap default/liqo-clusterid-configmap: data.CLUSTER_ID: found a second cluster ID, rome; expected \
+             ConfigMap liqo/liqo-clusterid-configmap alone",
+        ),
+        (
+            labelled_cluster_id(),
+            "ConfigMap liqo/second-id: data.CLUSTER_ID: found a second cluster ID, rome; expected ConfigMap \
              liqo/liqo-clusterid-configmap alone",
         ),
     ]
@@ -220,6 +225,15 @@ pub(super) fn secret_with(data: Value) -> Object {
 fn second_cluster_id() -> Object {
     let mut object = cluster_id("rome");
     object.metadata_mut().namespace = Some("default".to_owned());
+    object
+}
+
+fn labelled_cluster_id() -> Object {
+    let mut object = cluster_id("rome");
+    let metadata = object.metadata_mut();
+    metadata.name = Some("second-id".to_owned());
+    let label = ("app.kubernetes.io/name".to_owned(), "clusterid-configmap".to_owned());
+    metadata.labels = Some([label].into());
     object
 }
 
