@@ -115,7 +115,7 @@ impl Manifests {
     ) {
         let mut places: BTreeMap<ObjectRef, (String, bool)> = BTreeMap::new();
         problems.extend(self.unreadable.clone());
-        problems.extend(self.folder.files().flat_map(|(_, manifest)| manifest.problems.clone()));
+        problems.extend(self.folder.files().flat_map(|(_, manifest)| manifest.problems()));
         for (file, located) in self.located() {
             let reference = located.object.reference();
             let place = format!("{file}:{}", located.document + 1);
@@ -231,6 +231,16 @@ impl Manifest {
             return;
         }
         self.objects.extend(before.into_values());
+    }
+
+    /// Returns the problems; those of an object that is good here are of a newer version, which is not used.
+    fn problems(&self) -> impl Iterator<Item = Problem> {
+        let good = self.objects.iter().filter(|located| located.sound);
+        let good: BTreeSet<ObjectRef> = good.map(|located| located.object.reference()).collect();
+        self.problems.iter().cloned().map(move |problem| match &problem.object {
+            Some(object) if good.contains(object) => problem.with_last_good_in_use(),
+            Some(_) | None => problem,
+        })
     }
 
     /// Drops the objects that vanished a while ago and have not come back.

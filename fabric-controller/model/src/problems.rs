@@ -17,12 +17,14 @@ impl Problems {
         all
     }
 
-    /// Adds a problem, unless the store has reported the same: that one has its source.
+    /// Adds a problem, unless the store has reported the same: that one has its source. Of an object whose
+    /// newest version is not used, the store's alone matter.
     pub fn add(&mut self, object: &ObjectRef, field: &str, message: impl Into<String>) {
         let field = Some(field.to_owned()).filter(|field| !field.is_empty());
         let (object, message) = (Some(object.clone()), message.into());
         let known = self.0.entry(object.clone()).or_default();
-        if !known.iter().any(|problem| problem.field == field && problem.message == message) {
+        let is_same = |of: &Problem| of.field == field && of.message == message;
+        if !known.iter().any(|of| is_same(of) || of.is_last_good_in_use()) {
             known.push(Problem { source: String::new(), object, field, message });
         }
     }

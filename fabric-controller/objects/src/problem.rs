@@ -14,6 +14,23 @@ pub struct Problem {
     pub message: String,
 }
 
+/// End of the message of a fault in a version that is not used.
+const LAST_GOOD_IN_USE: &str = "; the last good version stays in use";
+
+impl Problem {
+    /// Fault of an object's newest version, in whose place the last good one stays in use.
+    #[must_use]
+    pub fn with_last_good_in_use(mut self) -> Self {
+        self.message.push_str(LAST_GOOD_IN_USE);
+        self
+    }
+
+    /// Returns whether the object in use is an earlier version than the one with the fault.
+    pub fn is_last_good_in_use(&self) -> bool {
+        self.message.ends_with(LAST_GOOD_IN_USE)
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.source.is_empty() {

@@ -62,6 +62,22 @@ async fn restart_uses_last_good_version_of_bad_manifest() {
 }
 
 #[tokio::test]
+async fn fault_names_use_of_last_good_version() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.7/16"));
+    let fault = "a.yaml:7: Network liqo/a: spec.cidr: 10.1.0.7/16 has host bits set; did you mean 10.1.0.0/16?";
+    assert_eq!(place.problems(), [fault], "there is no good version yet");
+    place.replace("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = controller(&place).await;
+    place.replace("a.yaml", &network("a", "10.1.0.7/16"));
+    let expected = format!("{fault}; the last good version stays in use");
+    let Event::Problems(problems) = next(&mut watch).await else { panic!() };
+    assert_eq!(crate::lines(&problems), [expected.as_str()]);
+    drop(watch);
+    assert_eq!(place.problems(), [expected], "the same to a program that starts now");
+}
+
+#[tokio::test]
 async fn removed_or_corrected_manifest_leaves_no_copy() {
     let place = Place::new();
     place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));

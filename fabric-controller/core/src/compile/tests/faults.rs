@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use self::cases::{cases, rome, secret_with, without_label};
 use super::world::{
-    World, client, client_side, cluster_id, either_side, network, of, public_key, secret, server,
-    server_side,
+    World, client, client_side, cluster_id, either_side, network, node, of, public_key, secret,
+    server, server_side,
 };
 
 /// A cluster with a peering that runs.
@@ -55,6 +55,29 @@ fn config_map_of_another_program_is_no_cluster_id() {
     world.apply(other);
     world.settle();
     assert_eq!(world.problems(), [""; 0]);
+}
+
+#[test]
+fn fault_of_newest_version_hides_those_of_last_good() {
+    let mut world = running();
+    world.apply(node("n2", "192.0.2.11", 2));
+    world.settle();
+    assert!(world.problems()[0].contains("192.0.2.11 is n1's too"), "{:?}", world.problems());
+    let fault = fabric_objects::Problem {
+        source: "nodes.yaml:21".to_owned(),
+        object: Some(ObjectRef::new(Kind::Node, "", "n2")),
+        field: Some("status.addresses[0].address".to_owned()),
+        message: "found 127.0.0.1; expected an address other nodes can reach".to_owned(),
+    };
+    let fault = fault.with_last_good_in_use();
+    world.index.apply(fabric_objects::Event::Problems(vec![fault]));
+    world.settle();
+    let expected = "nodes.yaml:21: Node n2: status.addresses[0].address: found 127.0.0.1; expected an address other \
+                    nodes can reach; the last good version stays in use";
+    assert_eq!(world.problems(), [expected]);
+    world.index.apply(fabric_objects::Event::Problems(Vec::new()));
+    world.settle();
+    assert!(world.problems()[0].contains("192.0.2.11 is n1's too"), "{:?}", world.problems());
 }
 
 #[test]
