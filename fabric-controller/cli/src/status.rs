@@ -66,7 +66,8 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
        PodCidrOverlap, PodCidrOutside, Diverted, Lossy, Cramped, Undone),
        \"since\": \"2026-01-31T12:00:00Z\", \"cause\": \"...\", \"remedy\": \"...\"}]},
      \"transit\": [{\"external\": \"10.70.0.3\", \"target\": \"10.68.1.2\"}]}],
-   \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.72.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
+   \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.72.0.0/16\", \"senders\": [\"10.200.1.2\"],
+     \"refuseSeconds\": 300}],
    \"problems\": [\"...\"]}
 
 transit: addresses at which this cluster's other peers reach this one, through it. Each belongs to
@@ -74,7 +75,8 @@ an IP resource whose target (spec.ip) is this peer's, as every pod has that Liqo
 those other peers they are addresses of this cluster: only its own status shows what is behind them.
 
 refused: prefixes that a peering had. Nodes refuse packets to them, and no other peer gets
-them, until nothing was sent to them for five minutes.
+them, until nothing was sent to them for refuseSeconds: five minutes, unless --refuse-for is set
+(`weft up`, or the controller's arguments in Kubernetes).
 
 With more than 20 peerings the table has only those that are not Connected, after a line with how
 many are in which state; --peer and --all show more.
@@ -253,11 +255,20 @@ fn addresses(transit: &[Transit]) -> String {
 fn refused(refused: &Refused) -> String {
     let senders: Vec<_> = refused.senders.iter().collect();
     let how = if senders.is_empty() {
-        "free after five minutes without a packet".to_owned()
+        format!("free after {} without a packet", duration(refused.refuse_seconds))
     } else {
         output::sending(&senders)
     };
     format!("  - {} of {}: {how}\n", refused.prefix, refused.cluster)
+}
+
+/// `5 minutes` or `15 s`
+fn duration(seconds: u64) -> String {
+    match (seconds / 60, seconds % 60) {
+        (1, 0) => "1 minute".to_owned(),
+        (minutes @ 2.., 0) => format!("{minutes} minutes"),
+        (0.., _) => format!("{seconds} s"),
+    }
 }
 
 fn row(peering: &Peering, now: Timestamp) -> [String; 11] {
@@ -360,6 +371,21 @@ mod tests {
         };
         let text = table(&Shown { observation, summary: None }, Timestamp::UNIX_EPOCH);
         assert!(text.ends_with("problems:\n  - found \\u{1b}]0;x\\u{7}\n"), "{text:?}");
+    }
+
+    #[test]
+    fn refused_prefix_shows_its_configured_time() {
+        let shown = |refuse_seconds| {
+            let (cluster, prefix) = ("paris".to_owned(), "10.72.0.0/16".to_owned());
+            let senders = std::collections::BTreeSet::new();
+            refused(&Refused { cluster, prefix, senders, refuse_seconds })
+        };
+        let free = "  - 10.72.0.0/16 of paris: free after";
+        assert_eq!(shown(15), format!("{free} 15 s without a packet\n"));
+        assert_eq!(shown(300), format!("{free} 5 minutes without a packet\n"));
+        for (seconds, text) in [(0, "0 s"), (60, "1 minute"), (90, "90 s")] {
+            assert_eq!(duration(seconds), text);
+        }
     }
 
     #[test]

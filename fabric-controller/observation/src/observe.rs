@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::fabric::{
-    GatewayConfig, MtuBound, NodeAddressMap, PeeringFault, RefusedPrefix, Remap, Role,
+    GatewayConfig, MtuBound, NodeAddressMap, PeeringFault, REFUSE_SECONDS, RefusedPrefix, Remap,
+    Role,
 };
 use fabric_api::labels;
 use fabric_api::networking::{
@@ -61,6 +62,8 @@ pub struct Refused {
     pub prefix: String,
     /// Sources that sent to it of late.
     pub senders: BTreeSet<IpAddr>,
+    /// Time without a packet, in seconds, after which it is free.
+    pub refuse_seconds: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -346,12 +349,21 @@ impl<'a> View<'a> {
             let to = traffic.filter(|traffic| traffic.prefix == prefix.prefix);
             senders.extend(to.flat_map(|traffic| traffic.senders.iter().copied()));
         }
+        let refuse_seconds = self.refuse_seconds();
         let refused = |(of, senders): (&RefusedPrefix, _)| Refused {
             cluster: of.peer_cluster_id.clone(),
             prefix: of.prefix.clone(),
             senders,
+            refuse_seconds,
         };
         all.into_iter().map(refused).collect()
+    }
+
+    /// All nodes have one setting, but for those of a moment ago.
+    fn refuse_seconds(&self) -> u64 {
+        let of_nodes = self.nodes.iter().filter(|node| !node.spec.removed);
+        let longest = of_nodes.map(|node| node.spec.quiet_after().as_secs()).max();
+        longest.unwrap_or_else(|| REFUSE_SECONDS.into())
     }
 
     fn connection_of(&self, config: &GatewayConfig) -> Option<&'a ConnectionStatus> {

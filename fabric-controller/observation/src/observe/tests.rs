@@ -353,7 +353,7 @@ fn refused_prefix_of_the_record_has_its_senders() {
     let spec = serde_json::json!({"cluster": {"digest": "", "podCidrs": [], "refused": [prefix]}});
     let record = FabricRecord::new("cluster", serde_json::from_value(spec).unwrap());
     let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
-        "external": [], "fromRecords": true, "peerings": [], "vxlanSources": []});
+        "external": [], "fromRecords": true, "peerings": [], "vxlanSources": [], "refuseSeconds": 15});
     let mut node = NodeConfig::new("n1", serde_json::from_value(spec).unwrap());
     let traffic =
         serde_json::json!({"prefix": "10.72.0.0/16", "quiet": false, "senders": ["10.200.1.2"]});
@@ -362,6 +362,7 @@ fn refused_prefix_of_the_record_has_its_senders() {
     let seen = observe(&snapshot([record.into(), node.into()]), &Found::default()).refused;
     let [refused] = &seen[..] else { panic!("{seen:?}") };
     assert_eq!((refused.cluster.as_str(), refused.senders.len()), ("paris", 1));
+    assert_eq!(refused.refuse_seconds, 15);
 }
 
 #[test]
