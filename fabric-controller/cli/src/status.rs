@@ -70,6 +70,10 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"refuseSeconds\": 300}],
    \"problems\": [\"...\"]}
 
+Diverted: a rule or route of another program takes packets between pods of the node and the peer. A
+rule for marked packets only (`ip rule ... fwmark`) makes no node Diverted, and no peering Degraded:
+who marks how many is not known. It is a problem, even if what it takes is every packet.
+
 transit: addresses at which this cluster's other peers reach this one, through it. Each belongs to
 an IP resource whose target (spec.ip) is this peer's, as every pod has that Liqo offloads to it. To
 those other peers they are addresses of this cluster: only its own status shows what is behind them.
@@ -412,6 +416,13 @@ mod tests {
         let (meaning, _) = degraded.split_once(')').unwrap();
         assert!(meaning.contains("packets may be lost"), "{meaning}");
         assert!(meaning.contains("has not answered for 3 s"), "{meaning}");
+    }
+
+    #[test]
+    fn help_of_diverted_excludes_rules_on_marks() {
+        let (_, diverted) = HELP.split_once("\nDiverted: ").unwrap();
+        let (meaning, _) = diverted.split_once("\n\n").unwrap();
+        assert!(meaning.contains("fwmark") && meaning.contains("no peering Degraded"), "{meaning}");
     }
 
     #[test]

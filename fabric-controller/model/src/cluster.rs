@@ -240,8 +240,12 @@ fn report_addresses_of_pods(nodes: &[Node], problems: &mut Problems) {
 }
 
 /// Reports nodes that have the address of a peer's gateway: VXLAN would leave the cluster. One that the node's
-/// agent has found on a device is its own; the peer's gateway is then on the same host.
+/// agent has found on a device is its own; the peer's gateway is then on the same host. In Kubernetes nodes report
+/// their own.
 fn report_addresses_of_peers(index: &Index, nodes: &[Node], problems: &mut Problems) {
+    if index.settings.kubernetes {
+        return;
+    }
     let mut of_peers = BTreeMap::new();
     for (client, of) in index.all::<GatewayClient>(Kind::GatewayClient) {
         let addresses = of.spec.endpoint.addresses.iter().filter_map(|of| of.parse().ok());
