@@ -84,9 +84,16 @@ impl Found {
     }
 
     /// A rule of a chain takes packets.
-    fn add_rule(&mut self, hook: Hook, drop: PacketDrop) {
+    fn add_rule(&mut self, (hook, rule): (Hook, &Rule), drop: PacketDrop) {
         self.add_problem(&drop);
-        self.add_drop(hook, drop, false);
+        let is_of_node = match hook {
+            Hook::Forward => false,
+            Hook::Input | Hook::Output => true,
+            Hook::Prerouting | Hook::Postrouting => rule.is_for_overlay() || rule.has_ports(),
+        };
+        if is_of_node {
+            self.drops.insert(Dropping { is_uncertain: false, drop });
+        }
     }
 
     /// A chain drops what it has no rule for.
@@ -95,12 +102,8 @@ impl Found {
         if hook != Hook::Output {
             self.add_problem(&drop);
         }
-        self.add_drop(hook, drop, true);
-    }
-
-    fn add_drop(&mut self, hook: Hook, drop: PacketDrop, is_uncertain: bool) {
         if hook != Hook::Forward {
-            self.drops.insert(Dropping { is_uncertain, drop });
+            self.drops.insert(Dropping { is_uncertain: true, drop });
         }
     }
 }
@@ -134,31 +137,36 @@ pub struct Treatment {
 impl Treatment {
     /// Packets of the overlay or WireGuard that a rule takes, all of them.
     fn taken_by(&self, hook: Hook, rule: &Rule) -> Option<String> {
-        if self.mode == Mode::Remove || rule.ours {
+        if self.mode == Mode::Remove || rule.ours || !rule.is_possible_at(hook) {
             return None;
         }
         if rule.is_for_overlay() {
             return Some("packets of the overlay".to_owned());
         }
-        let sports = BTreeSet::from([OVERLAY_PROBE_PORT]);
-        let dports = match hook {
-            Hook::Forward => {
-                if let Some(peer) = rule.peer(&self.peers, &self.ways) {
-                    return Some(format!("packets of the peers' prefix {peer}"));
-                }
-                let pods = self.pods_that_meet(rule)?;
-                return Some(of_pods(pods));
-            }
-            Hook::Input => self.ports(),
-            Hook::Output => [VXLAN_PORT, OVERLAY_PROBE_PORT].into(),
-        };
-        let ports = match hook {
-            Hook::Output => (&BTreeSet::new(), &dports),
-            Hook::Input | Hook::Forward => (&sports, &dports),
-        };
-        let port = rule.port((hook, &self.ways), ports, &self.hosts)?;
-        let end = if rule.sports.is_empty() { "to" } else { "from" };
-        Some(format!("packets {end} UDP port {}", port_name(&port)))
+        match hook {
+            Hook::Forward => self.forwarded_by(hook, rule),
+            Hook::Input => self.incoming_by(rule),
+            Hook::Output => self.outgoing_by(rule),
+            Hook::Prerouting => self.forwarded_by(hook, rule).or_else(|| self.incoming_by(rule)),
+            Hook::Postrouting => self.forwarded_by(hook, rule).or_else(|| self.outgoing_by(rule)),
+        }
+    }
+
+    fn forwarded_by(&self, hook: Hook, rule: &Rule) -> Option<String> {
+        if let Some(peer) = rule.peer(&self.peers, &self.ways) {
+            return Some(format!("packets of the peers' prefix {peer}"));
+        }
+        self.pods_that_meet(hook, rule).map(of_pods)
+    }
+
+    fn incoming_by(&self, rule: &Rule) -> Option<String> {
+        let ports = (&[OVERLAY_PROBE_PORT].into(), &self.ports());
+        rule.port((Hook::Input, &self.ways), ports, &self.hosts).map(|port| of_port(rule, port))
+    }
+
+    fn outgoing_by(&self, rule: &Rule) -> Option<String> {
+        let ports = (&BTreeSet::new(), &[VXLAN_PORT, OVERLAY_PROBE_PORT].into());
+        rule.port((Hook::Output, &self.ways), ports, &self.hosts).map(|port| of_port(rule, port))
     }
 
     /// UDP ports of this node that packets must reach.
@@ -170,6 +178,7 @@ impl Treatment {
     /// packets. `None` if all are let pass.
     fn missing(&self, hook: Hook, admitted: &Admitted) -> Option<BTreeSet<u16>> {
         match hook {
+            Hook::Prerouting | Hook::Postrouting => None,
             Hook::Forward => (!admitted.overlay).then(BTreeSet::new),
             Hook::Input | Hook::Output => {
                 let ports = if hook == Hook::Input {
@@ -185,7 +194,7 @@ impl Treatment {
 
     /// Returns whether accepts of ours stand in chains of a hook.
     fn accepts_at(&self, hook: Hook) -> bool {
-        self.mode == Mode::Accept && hook != Hook::Output
+        self.mode == Mode::Accept && matches!(hook, Hook::Input | Hook::Forward)
     }
 
     /// Accepts for the ports of this node, and for the answers to overlay probes: these come in by
@@ -302,6 +311,11 @@ fn port_name(port: &u16) -> String {
     }
 }
 
+fn of_port(rule: &Rule, port: u16) -> String {
+    let end = if rule.sports.is_empty() { "to" } else { "from" };
+    format!("packets {end} UDP port {}", port_name(&port))
+}
+
 fn of_pods(pods: &Cidr) -> String {
     format!("packets between pods of {pods} and peers")
 }
@@ -314,23 +328,25 @@ fn of_some_devices(chain: &str) -> String {
 /// to this node have.
 fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -> PacketDrop {
     let packets = match hook {
-        Hook::Forward => "forwarded packets",
+        Hook::Prerouting | Hook::Forward | Hook::Postrouting => "forwarded packets",
         Hook::Input => "packets to this node",
         Hook::Output => "packets of this node",
     };
     let each = |format: fn(&u16) -> String| ports.iter().map(format).collect::<Vec<_>>();
     let accept = match (hook, firewalld) {
-        (Hook::Forward, true) => "firewall-cmd --permanent --zone=trusted --add-interface=weft4 \
+        (Hook::Prerouting | Hook::Forward | Hook::Postrouting, true) => {
+            "firewall-cmd --permanent --zone=trusted --add-interface=weft4 \
              --add-interface=weft6; firewall-cmd --permanent --new-policy=weft; firewall-cmd \
              --permanent --policy=weft --add-ingress-zone=ANY; firewall-cmd --permanent \
              --policy=weft --add-egress-zone=trusted; firewall-cmd --permanent --policy=weft \
              --set-target=ACCEPT; firewall-cmd --reload"
-            .to_owned(),
+                .to_owned()
+        }
         (Hook::Input, true) => {
             let options = each(|port| format!("--add-port={port}/udp")).join(" ");
             format!("firewall-cmd --permanent {options}; firewall-cmd --reload")
         }
-        (Hook::Forward, false) => {
+        (Hook::Prerouting | Hook::Forward | Hook::Postrouting, false) => {
             "let its owner accept what comes in or goes out by the devices weft4 and weft6"
                 .to_owned()
         }

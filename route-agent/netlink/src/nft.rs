@@ -16,13 +16,14 @@ use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, put, put_text, te
 use crate::{NetlinkError, Netns, NetnsError};
 
 mod chains;
+mod lookup;
 mod rule;
 
 pub use chains::{
     BaseChain, Chain, ChainFamily, Hook, IpTable, base_chains, chain_rules, ip_tables, raw_chains,
     source_nat_chains, table_rules,
 };
-pub use rule::{AddressMatch, Condition, Interface, Rule, States, Verdict};
+pub use rule::{AddressMatch, Condition, Interface, Rule, States, Tracked, Verdict};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

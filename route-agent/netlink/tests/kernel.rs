@@ -227,7 +227,7 @@ fn altered_table_differs_from_installed_one() {
     assert_eq!(before.mark.as_deref(), Some("mark"));
     assert_eq!(nft::table(&netns, "t").unwrap().as_ref(), Some(&before));
     let chains = nft::base_chains(&netns).unwrap();
-    let rules = nft::chain_rules(&netns, &chains[0].chain).unwrap();
+    let rules = nft::chain_rules(&netns, &chains[0].chain, nft::Tracked::Yes).unwrap();
     assert_eq!(rules[0].comment.as_deref(), Some("hi"));
     for alteration in [
         "add element inet t s { 192.0.2.1 }",

@@ -341,7 +341,7 @@ fn problem_goes_once_the_owner_accepts_the_overlay() {
 }
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 23] = [
+const DROPS: [(&str, &str); 43] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -363,6 +363,38 @@ const DROPS: [(&str, &str); 23] = [
     ("iptables-nft -I FORWARD -m conntrack --ctstate NEW -j DROP", OF_PODS),
     ("iptables-nft -A FORWARD -m state --state NEW,RELATED -j DROP", OF_PODS),
     ("iptables-legacy -I FORWARD -m conntrack ! --ctstate ESTABLISHED -j DROP", OF_PODS),
+    ("nft insert rule inet f c ct state { new, untracked } drop", OF_PODS),
+    ("nft insert rule inet f c ct state { new, related } drop", OF_PODS),
+    (
+        "nft insert rule inet f c ct state vmap '{ established : accept, new : drop, untracked : drop }'",
+        OF_PODS,
+    ),
+    ("nft insert rule inet f c ip saddr { 10.200.1.0/24, 10.9.0.0/16 } drop", OF_PODS),
+    ("nft insert rule inet f c ip saddr { 10.200.1.0/25, 10.200.1.128/25 } drop", OF_PODS),
+    ("nft insert rule inet f c ip saddr @bad drop", OF_PODS),
+    ("nft insert rule inet f c iifname { pod0, eth9 } ct state { new } drop", OF_PODS),
+    ("nft insert rule inet f raw ip saddr 10.200.1.0/24 counter drop", OF_PODS),
+    ("nft insert rule inet f raw iifname pod0 drop", OF_PODS),
+    ("nft insert rule inet f raw ct state invalid drop", OF_PODS),
+    ("nft insert rule inet f raw drop", OF_PODS),
+    ("nft insert rule inet f raw meta nfproto ipv4 jump rest", OF_PODS),
+    ("nft insert rule inet f pre ip daddr 10.201.0.0/16 drop", "the peers' prefix 10.201.0.0/16"),
+    ("nft insert rule inet f pre iifname pod0 ct state new drop", OF_PODS),
+    ("nft insert rule inet f pre ip saddr 10.201.0.0/16 drop", "the peers' prefix 10.201.0.0/16"),
+    (
+        "nft insert rule inet f pre iifname weft4 ct state { new, untracked } drop",
+        "packets of the overlay",
+    ),
+    ("nft insert rule inet f post oifname weft4 drop", "packets of the overlay"),
+    (
+        "nft insert rule inet f post ip daddr { 10.201.0.0/16 } drop",
+        "the peers' prefix 10.201.0.0/16",
+    ),
+    ("iptables-nft -t raw -I PREROUTING -s 10.200.1.0/24 -j DROP", OF_PODS),
+    (
+        "iptables-nft -t mangle -I POSTROUTING -d 10.201.0.0/16 -j DROP",
+        "the peers' prefix 10.201.0.0/16",
+    ),
     ("nft insert rule inet f nat oifname != lo masquerade", OTHER_SOURCE),
     ("nft insert rule inet f nat ip saddr 10.200.0.0/16 snat ip to 192.0.2.5", OTHER_SOURCE),
 ];
@@ -396,6 +428,24 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-legacy -A FORWARD -m conntrack ! --ctstate ESTABLISHED,DNAT -j DROP
     iptables-nft -A FORWARD -m conntrack --ctstate INVALID,UNTRACKED -j DROP
     iptables-legacy -A FORWARD -m conntrack ! --ctstate NEW,ESTABLISHED,RELATED -j DROP
+    nft add rule inet f c ct state { established, related } accept
+    nft add rule inet f c ct state vmap '{ established : accept, related : accept, invalid : drop }'
+    nft add rule inet f c ct state untracked drop
+    nft add rule inet f c ip saddr { 10.9.0.0/16, 10.200.1.9 } drop
+    nft add rule inet f c ip saddr != { 10.0.0.0/8, 192.168.0.0/16 } drop
+    nft add rule inet f c ip saddr @few drop
+    nft add rule inet f c ip saddr . tcp dport { 10.200.1.0/24 . 25 } drop
+    nft add rule inet f c meta nfproto ipv6 ct state invalid drop
+    nft add rule inet f raw ct state { new, established } drop
+    nft add rule inet f raw oifname weft4 drop
+    nft add rule inet f raw fib saddr . iif oif missing drop
+    nft add rule inet f raw ip saddr 10.9.0.0/16 drop
+    nft add rule inet f raw meta mark set 5
+    nft add rule inet f pre ct state invalid drop
+    nft add rule inet f pre iifname eth0 drop
+    nft add rule inet f pre ip daddr { 10.202.0.0/16, 192.0.2.0/28 } tcp dport 22 drop
+    nft add rule inet f pre fib daddr type { broadcast, multicast } drop
+    nft add rule inet f post oifname eth0 ip saddr 10.200.0.0/16 drop
     nft add rule inet f nat ip saddr 10.200.1.0/24 ip daddr 10.0.0.0/8 jump exempt
     nft add rule inet f exempt ip daddr 10.200.0.0/15 accept
     nft add rule inet f nat meta nfproto ipv4 oifname eth0 masquerade
@@ -407,11 +457,21 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
 #[test]
 fn drop_of_a_peers_packets_is_named_with_its_rule() {
     let chain = |name: &str, hook: &str| {
-        format!("add chain inet f {name} {{ type filter hook {hook} priority 0; }}; ")
+        format!("add chain inet f {name} {{ type filter hook {hook}; }}; ")
     };
+    let sets = "add set inet f bad { type ipv4_addr; flags interval; }; \
+                add element inet f bad { 10.200.0.0/16, 192.0.2.128-192.0.2.200 }; \
+                add set inet f few { type ipv4_addr; }; add element inet f few { 10.200.1.9 }; \
+                add chain inet f rest; add rule inet f rest ip daddr 10.200.0.0/14 drop; ";
     let nat = "add chain inet f exempt; \
                add chain inet f nat { type nat hook postrouting priority 90; }; ";
-    let chains = chain("c", "forward") + &chain("in", "input") + nat;
+    let chains = chain("c", "forward priority 0")
+        + &chain("in", "input priority 0")
+        + &chain("raw", "prerouting priority -300")
+        + &chain("pre", "prerouting priority -150")
+        + &chain("post", "postrouting priority 0")
+        + sets
+        + nat;
     let world = guarded(&format!("nft 'add table inet f; {chains}'\n{NO_DROPS}"), &[]);
     // The old packet filter notifies of nothing.
     let poke = "nft 'add table inet poke; add chain inet poke c; delete table inet poke'";

@@ -31,6 +31,8 @@ pub(crate) struct Rule {
     pub(crate) interfaces: Vec<Interface>,
     /// Prefixes that packets' addresses must be of, all of them.
     pub(crate) addresses: Vec<AddressMatch>,
+    /// Family of IP that packets must be of, if the rule compares it.
+    pub(crate) is_ipv4: Option<bool>,
     /// Protocol over IP and ports, if the rule compares them.
     pub(crate) protocol: Option<u8>,
     pub(crate) sports: BTreeSet<u16>,
@@ -275,6 +277,12 @@ impl Rule {
 }
 
 impl Rule {
+    /// Returns whether packets may meet the rule at a hook: before routing they have no outgoing device.
+    pub(crate) fn is_possible_at(&self, hook: Hook) -> bool {
+        let mut outgoing = self.interfaces.iter().filter(|of| !of.incoming);
+        hook != Hook::Prerouting || outgoing.all(|of| of.matches(""))
+    }
+
     /// The peer's prefix whose forwarded packets the rule is about, if it is about nothing narrower.
     pub(crate) fn peer<'a>(&self, peers: &'a BTreeSet<Cidr>, ways: &[Way]) -> Option<&'a Cidr> {
         let mut ways = ways.iter().filter(|way| way.hook == Hook::Forward);

@@ -83,7 +83,7 @@ fn ensure_version(
         let drops = table.drop_points(chain, hook, &treatment.ways);
         for (chain, rule) in &drops.rules {
             if let Some(taken) = treatment.taken_by(hook, rule) {
-                found.add_rule(hook, rule_drop(program, (chain, hook), rule, &taken));
+                found.add_rule((hook, rule), rule_drop(program, (chain, hook), rule, &taken));
             }
         }
         if hook == Hook::Forward {
@@ -162,7 +162,8 @@ impl Table {
             Ok::<_, std::convert::Infallible>(self.chains.get(name).cloned().unwrap_or_default())
         };
         let is_ipv6 = program.starts_with("ip6");
-        let from = (if is_ipv6 { ChainFamily::Ip6 } else { ChainFamily::Ip }, "FORWARD");
+        let family = if is_ipv6 { ChainFamily::Ip6 } else { ChainFamily::Ip };
+        let from = (family, Hook::Forward, "FORWARD");
         let Ok(()) = treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
             let drop = rule_drop(program, (chain, Hook::Forward), rule, &of_pods(packets.pods));
             let removal = format!("{program} {}", rule.id.replacen("-A", "-D", 1));
@@ -205,7 +206,7 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
         Hook::Forward => ["-i weft+", "-o weft+"].map(device).into(),
-        Hook::Output => BTreeSet::new(),
+        Hook::Prerouting | Hook::Output | Hook::Postrouting => BTreeSet::new(),
         Hook::Input => treatment.input_accepts(
             format!("-i weft+ -p udp -m udp --sport {OVERLAY_PROBE_PORT}"),
             |port| format!("-p udp -m udp --dport {port}"),
@@ -236,6 +237,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         ports: BTreeSet::new(),
         interfaces: Vec::new(),
         addresses: Vec::new(),
+        is_ipv4: None,
         protocol: None,
         sports: BTreeSet::new(),
         dports: BTreeSet::new(),

@@ -1,11 +1,12 @@
 //! Chains of nftables, those of `iptables-nft` among them.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
-use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Verdict};
+use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Tracked, Verdict};
 use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
@@ -31,7 +32,8 @@ impl Accepts {
     ) -> Result<(), NftError> {
         let mut tables: BTreeMap<_, Vec<BaseChain>> = BTreeMap::new();
         for base in nft::base_chains(netns)? {
-            if ![FIREWALL_TABLE, REFUSAL_TABLE].contains(&&*base.chain.table) {
+            let is_ours = [FIREWALL_TABLE, REFUSAL_TABLE].contains(&&*base.chain.table);
+            if !is_ours && (treatment.mode != Mode::Remove || has_accepts(base.hook)) {
                 let table = (base.chain.family, base.chain.table.clone());
                 tables.entry(table).or_default().push(base);
             }
@@ -54,11 +56,24 @@ struct Table<'a> {
     netns: &'a Netns,
     base_chains: &'a [BaseChain],
     chains: BTreeMap<String, Vec<Rule>>,
+    /// Rules of chains as they were read, which is once for each look.
+    read: RefCell<BTreeMap<(String, Tracked), Vec<Rule>>>,
 }
 
 impl<'a> Table<'a> {
     fn new(netns: &'a Netns, base_chains: &'a [BaseChain]) -> Self {
-        Self { netns, base_chains, chains: BTreeMap::new() }
+        Self { netns, base_chains, chains: BTreeMap::new(), read: RefCell::default() }
+    }
+
+    fn rules(&self, name: &str, tracked: Tracked) -> Result<Vec<Rule>, NftError> {
+        let key = (name.to_owned(), tracked);
+        if let Some(rules) = self.read.borrow().get(&key) {
+            return Ok(rules.clone());
+        }
+        let rules = nft::chain_rules(self.netns, &self.chain(name), tracked)?;
+        let rules: Vec<Rule> = rules.into_iter().map(rule).collect();
+        self.read.borrow_mut().insert(key, rules.clone());
+        Ok(rules)
     }
 
     fn chain(&self, name: &str) -> Chain {
@@ -78,11 +93,8 @@ impl<'a> Table<'a> {
             return Ok(());
         };
         for chain in known.iter().filter(|c| c.family == *family && c.table == *table) {
-            match nft::chain_rules(self.netns, chain) {
-                Ok(rules) => {
-                    let rules = rules.into_iter().map(rule).collect();
-                    self.chains.insert(chain.name.clone(), rules);
-                }
+            match self.rules(&chain.name, Tracked::Yes) {
+                Ok(rules) => _ = self.chains.insert(chain.name.clone(), rules),
                 Err(NftError::Read(error)) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -102,11 +114,15 @@ impl<'a> Table<'a> {
                 self.drop_points(base, treatment, found)?;
             for (chain, rule) in &rules {
                 if let Some(taken) = treatment.taken_by(base.hook, rule) {
-                    found.add_rule(base.hook, self.rule_drop((chain, base.hook), rule, &taken));
+                    let drop = self.rule_drop((chain, base.hook), rule, &taken);
+                    found.add_rule((base.hook, rule), drop);
                 }
             }
-            if base.hook == Hook::Forward {
-                self.find_faults(base, treatment, found)?;
+            match base.hook {
+                Hook::Prerouting | Hook::Forward | Hook::Postrouting => {
+                    self.find_faults(base, treatment, found)?;
+                }
+                Hook::Input | Hook::Output => {}
             }
             let missing = treatment.missing(base.hook, &admitted);
             let missing = missing.filter(|_| treatment.mode != Mode::Remove);
@@ -139,12 +155,7 @@ impl<'a> Table<'a> {
         treatment: &Treatment,
         found: &mut Found,
     ) -> Result<Drops, NftError> {
-        let (netns, of) = (self.netns, base.chain.clone());
-        let mut load = |name: &str| {
-            let chain = Chain { name: name.to_owned(), ..of.clone() };
-            let rules = nft::chain_rules(netns, &chain)?;
-            Ok::<_, NftError>(rules.into_iter().map(rule).collect())
-        };
+        let mut load = |name: &str| self.rules(name, base.tracked());
         let zones = base.chain.table == FIREWALLD;
         let mut walk = Walk::new(base.hook, (zones, &treatment.ways), &mut load);
         walk.base_chain(&base.chain.name, base.drops)?;
@@ -161,16 +172,18 @@ impl<'a> Table<'a> {
         treatment: &Treatment,
         found: &mut Found,
     ) -> Result<(), NftError> {
-        let mut load = |name: &str| {
-            let rules = nft::chain_rules(self.netns, &self.chain(name))?;
-            Ok::<_, NftError>(rules.into_iter().map(rule).collect())
-        };
-        let from = (base.chain.family, &*base.chain.name);
+        let mut load = |name: &str| self.rules(name, base.tracked());
+        let from = (base.chain.family, base.hook, &*base.chain.name);
         treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
             let drop = self.rule_drop((chain, base.hook), rule, &of_pods(packets.pods));
             let Chain { family, table, name } = self.chain(chain);
             let place = format!("{} {table} {name}", family.name());
             let removal = format!("nft delete rule {place} handle {}", rule.id);
+            let is_named = |problem: &String| problem.contains(&format!("`{removal}`"));
+            // A walk through a chain names no drop without a condition, nor one behind a condition.
+            if base.hook != Hook::Forward && !found.problems.iter().any(is_named) {
+                found.add_problem(&drop);
+            }
             treatment.add_fault(found, (rule, packets), (&drop, removal));
         })
     }
@@ -228,12 +241,20 @@ impl<'a> Table<'a> {
 /// Table of firewalld, whose zones are chains that it jumps to by interface.
 const FIREWALLD: &str = "firewalld";
 
+/// Returns whether chains of a hook may have accepts of ours.
+fn has_accepts(hook: Hook) -> bool {
+    match hook {
+        Hook::Input | Hook::Forward | Hook::Output => true,
+        Hook::Prerouting | Hook::Postrouting => false,
+    }
+}
+
 /// Plain matches only: `iptables-nft` can read these, and refuses a table with others in it.
 fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
         Hook::Forward => ["iifname \"weft*\"", "oifname \"weft*\""].map(device).into(),
-        Hook::Output => BTreeSet::new(),
+        Hook::Prerouting | Hook::Output | Hook::Postrouting => BTreeSet::new(),
         Hook::Input => treatment
             .input_accepts(format!("iifname \"weft*\" udp sport {OVERLAY_PROBE_PORT}"), |port| {
                 format!("udp dport {port}")
@@ -253,6 +274,7 @@ pub(super) fn rule(rule: nft::Rule) -> Rule {
         ports: rule.compared.iter().filter_map(port).map(u16::from_be_bytes).collect(),
         interfaces: rule.interfaces,
         addresses: rule.addresses,
+        is_ipv4: rule.is_ipv4,
         protocol: rule.protocol,
         sports: rule.sports,
         dports: rule.dports,

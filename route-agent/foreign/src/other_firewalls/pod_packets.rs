@@ -4,30 +4,33 @@ use std::collections::BTreeSet;
 
 use fabric_api::Cidr;
 use fabric_api::fabric::PacketDrop;
-use netlink::nft::{AddressMatch, ChainFamily, Condition, Interface, Verdict};
+use netlink::nft::{AddressMatch, ChainFamily, Condition, Hook, Interface, Verdict};
 use netplan::{Family, names};
 
 use super::drop_points::Rule;
 use super::{Found, Mode, Treatment};
 use crate::foreign_routes::Foreign;
 
-/// Packets between a pod CIDR of this node and peers, of one direction.
+/// Packets between a pod CIDR of this node and peers, of one direction, at a hook. Nothing translates their
+/// addresses on this node.
 #[derive(Clone, Copy)]
 pub(super) struct Packets<'a> {
     pub(super) pods: &'a Cidr,
     pub(super) to_peers: bool,
+    pub(super) hook: Hook,
 }
 
 impl Treatment {
     /// The pod CIDR whose packets to or from a peer all meet the rule.
-    pub(super) fn pods_that_meet(&self, rule: &Rule) -> Option<&Cidr> {
-        let meet = |pods: &&Cidr| Packets::of(pods).iter().any(|packets| self.meet(rule, *packets));
+    pub(super) fn pods_that_meet(&self, hook: Hook, rule: &Rule) -> Option<&Cidr> {
+        let meet =
+            |pods: &&Cidr| Packets::of(pods, hook).iter().any(|packets| self.meet(rule, *packets));
         self.pods.iter().find(meet)
     }
 
     /// True if all packets of pods to or from a peer meet the rule. One about a single pod is a policy.
     fn meet(&self, rule: &Rule, packets: Packets<'_>) -> bool {
-        let Packets { pods, to_peers } = packets;
+        let Packets { pods, to_peers, .. } = packets;
         let mut of_pods = rule.addresses.iter().filter(|of| of.source == to_peers);
         let mut by_pods = rule.interfaces.iter().filter(|of| of.incoming == to_peers);
         !rule.is_narrow
@@ -35,26 +38,21 @@ impl Treatment {
             && !rule.has_ports()
             && self.may_meet(rule, packets)
             && of_pods.all(|of| holds(of, pods, true))
-            && by_pods.all(|of| self.pod_devices.iter().all(|dev| of.matches(dev)))
+            && by_pods.all(|of| self.devices(packets, of).iter().all(|dev| of.matches(dev)))
     }
 
     /// True if no packet between pods and peers, of one direction, gets past the rule.
     fn all_meet(&self, rule: &Rule, packets: Packets<'_>) -> bool {
-        let Packets { pods, to_peers } = packets;
+        let Packets { pods, to_peers, .. } = packets;
         let mut of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
         self.meet(rule, packets)
             && of_peers.all(|of| self.peers_like(pods).all(|peer| holds(of, peer, true)))
     }
 
     /// True unless states, devices or addresses leave all packets of pods to or from peers out that begin a connection.
-    fn may_meet(&self, rule: &Rule, Packets { pods, to_peers }: Packets<'_>) -> bool {
-        let is_by = |of: &Interface| {
-            if of.incoming == to_peers {
-                self.pod_devices.iter().any(|dev| of.matches(dev))
-            } else {
-                [Family::Ipv4, Family::Ipv6].map(names::device).iter().any(|dev| of.matches(dev))
-            }
-        };
+    fn may_meet(&self, rule: &Rule, packets: Packets<'_>) -> bool {
+        let Packets { pods, to_peers, .. } = packets;
+        let is_by = |of: &Interface| self.devices(packets, of).iter().any(|dev| of.matches(dev));
         let is_of = |of: &AddressMatch| {
             if of.prefix.is_ipv4() != pods.is_ipv4() {
                 false
@@ -65,9 +63,22 @@ impl Treatment {
             }
         };
         !rule.spares_new
+            && rule.is_ipv4.is_none_or(|is_ipv4| is_ipv4 == pods.is_ipv4())
             && rule.interfaces.iter().all(is_by)
             && rule.addresses.iter().all(is_of)
             && self.peers_like(pods).next().is_some()
+    }
+
+    /// Devices that packets come in by, or go out by, whichever a rule compares. Before routing they have none of
+    /// the latter, which is compared as an empty name.
+    fn devices(&self, packets: Packets<'_>, compared: &Interface) -> Vec<&str> {
+        if packets.hook == Hook::Prerouting && !compared.incoming {
+            vec![""]
+        } else if compared.incoming == packets.to_peers {
+            self.pod_devices.iter().map(String::as_str).collect()
+        } else {
+            [Family::Ipv4, Family::Ipv6].map(names::device).into()
+        }
     }
 
     /// Peers' prefixes of the same family.
@@ -108,9 +119,10 @@ impl<'a, E> Search<'a, E> {
         for rule in (self.load)(chain)? {
             let all = self.treatment.all_meet(&rule, self.packets);
             let is_met = all || self.treatment.meet(&rule, self.packets);
-            // A drop without a condition gets an accept, or is reported with its chain.
-            let is_drop_point =
-                rule.verdict == Verdict::Drop && rule.condition == Condition::Always;
+            // A drop of all that is forwarded gets an accept, or is reported with its chain.
+            let is_drop_point = self.packets.hook == Hook::Forward
+                && rule.verdict == Verdict::Drop
+                && rule.condition == Condition::Always;
             if is_met && rule.verdict == self.wanted && !is_drop_point {
                 self.found = Some((chain.to_owned(), rule));
                 return Ok(true);
@@ -146,12 +158,12 @@ impl Treatment {
     /// one direction, if none before it decides about some of them.
     pub(super) fn find_faults<E>(
         &self,
-        (family, chain): (ChainFamily, &str),
+        (family, hook, chain): (ChainFamily, Hook, &str),
         load: &mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
         add: &mut dyn FnMut(Packets<'_>, &str, &Rule),
     ) -> Result<(), E> {
         let pods = self.pods_of(family).filter(|_| self.mode != Mode::Remove);
-        for packets in pods.flat_map(Packets::of) {
+        for packets in pods.flat_map(|pods| Packets::of(pods, hook)) {
             let mut search = Search::new((self, packets), Verdict::Drop, load);
             search.visit(chain)?;
             if let Some((chain, rule)) = search.found.filter(|_| search.is_certain) {
@@ -174,7 +186,7 @@ impl Treatment {
     pub(super) fn add_fault(
         &self,
         found: &mut Found,
-        (rule, Packets { pods, to_peers }): (&Rule, Packets<'_>),
+        (rule, Packets { pods, to_peers, .. }): (&Rule, Packets<'_>),
         (drop, removal): (&PacketDrop, String),
     ) {
         let holds_for = |peer: &&Cidr| {
@@ -193,8 +205,8 @@ impl Treatment {
 }
 
 impl<'a> Packets<'a> {
-    fn of(pods: &'a Cidr) -> [Self; 2] {
-        [true, false].map(|to_peers| Self { pods, to_peers })
+    fn of(pods: &'a Cidr, hook: Hook) -> [Self; 2] {
+        [true, false].map(|to_peers| Self { pods, to_peers, hook })
     }
 }
 
@@ -234,6 +246,7 @@ mod tests {
             ports: BTreeSet::new(),
             interfaces: interfaces.iter().map(interface).collect(),
             addresses: Vec::new(),
+            is_ipv4: None,
             protocol: None,
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
@@ -255,7 +268,8 @@ mod tests {
             |name: &str| Ok::<_, Infallible>(chains.get(name).cloned().unwrap_or_default());
         let mut count = 0;
         let add = &mut |_: Packets<'_>, _: &str, _: &Rule| count += 1;
-        let Ok(()) = treatment.find_faults((ChainFamily::Ip, "base"), &mut load, add);
+        let Ok(()) =
+            treatment.find_faults((ChainFamily::Ip, Hook::Forward, "base"), &mut load, add);
         count
     }
 

@@ -3,7 +3,7 @@
 
 use fabric_api::fabric::PacketDrop;
 use netlink::Netns;
-use netlink::nft::{self, Chain, NftError, Verdict};
+use netlink::nft::{self, Chain, Hook, NftError, Tracked, Verdict};
 use netplan::{FIREWALL_TABLE, SOURCES_PRIORITY};
 
 use super::drop_points::Rule;
@@ -21,11 +21,11 @@ pub(super) fn find(
     for base in bases.iter().filter(|base| base.table != FIREWALL_TABLE) {
         let mut load = |name: &str| {
             let chain = Chain { name: name.to_owned(), ..base.clone() };
-            let rules = nft::chain_rules(netns, &chain)?;
+            let rules = nft::chain_rules(netns, &chain, Tracked::Yes)?;
             Ok::<_, NftError>(rules.into_iter().map(rule).collect())
         };
         for pods in treatment.pods_of(base.family) {
-            let packets = Packets { pods, to_peers: true };
+            let packets = Packets { pods, to_peers: true, hook: Hook::Postrouting };
             let mut search = Search::new((treatment, packets), Verdict::Translate, &mut load);
             search.visit(&base.name)?;
             let Search { visited, found: translating, is_certain, .. } = search;

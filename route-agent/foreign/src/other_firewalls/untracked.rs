@@ -4,7 +4,7 @@
 
 use fabric_api::fabric::PacketDrop;
 use netlink::Netns;
-use netlink::nft::{self, NftError};
+use netlink::nft::{self, NftError, Tracked};
 
 use super::drop_points::Rule;
 use super::nft::{of_chain, rule};
@@ -17,7 +17,7 @@ pub(super) fn find(
     found: &mut Found,
 ) -> Result<(), NftError> {
     for chain in nft::raw_chains(netns)? {
-        let rules = nft::chain_rules(netns, &chain)?.into_iter().map(rule);
+        let rules = nft::chain_rules(netns, &chain, Tracked::No)?.into_iter().map(rule);
         for rule in rules.filter(|rule| rule.untracks_probes(&treatment.hosts)) {
             let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
             let of = format!("{}: the rule with handle {}", of_chain(&chain), rule.id);

@@ -1,12 +1,14 @@
 //! Chains of all programs at the hooks that packets of the overlay pass, and their rules.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::{fmt, io};
 
 use crate::Netns;
 use crate::nfnetlink::{Nfnetlink, attribute, number, put_text, text};
 
-use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME, elements};
+use super::lookup::Sets;
+use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME, Tracked};
 
 /// Name of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +23,7 @@ pub struct Chain {
 pub struct BaseChain {
     pub chain: Chain,
     pub hook: Hook,
+    pub priority: i32,
     /// Its policy: what no rule decides about is dropped.
     pub drops: bool,
     /// Only the program that made the table can change it (`flags owner`).
@@ -36,9 +39,11 @@ pub enum ChainFamily {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
+    Prerouting,
     Input,
     Forward,
     Output,
+    Postrouting,
 }
 
 const CHAIN_NAME: u16 = 3;
@@ -82,7 +87,7 @@ fn ip_tables_here() -> io::Result<Vec<IpTable>> {
     Ok(tables.iter().filter_map(table).collect())
 }
 
-/// All filter chains at the hooks `input`, `forward` and `output`.
+/// All filter chains.
 pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
     netns.run(base_chains_here)?.map_err(NftError::Read)
 }
@@ -108,17 +113,34 @@ fn owned_tables(socket: &Nfnetlink, family: ChainFamily) -> io::Result<BTreeSet<
 
 fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Option<BaseChain> {
     const POLICY: u16 = 5;
-    let hook = match number(attribute(body, HOOK)?, HOOK_NUMBER)? {
+    let at = attribute(body, HOOK)?;
+    let hook = match number(at, HOOK_NUMBER)? {
+        0 => Hook::Prerouting,
         1 => Hook::Input,
         2 => Hook::Forward,
         3 => Hook::Output,
+        4 => Hook::Postrouting,
         _ => return None,
     };
     let filters = text(body, CHAIN_TYPE) == Some("filter");
     let table = text(body, TABLE_NAME)?.to_owned();
     let owned = owned.contains(&table);
     let chain = Chain { family, table, name: text(body, CHAIN_NAME)?.to_owned() };
-    filters.then_some(BaseChain { chain, hook, drops: number(body, POLICY) == Some(0), owned })
+    let priority = number(at, HOOK_PRIORITY)? as i32;
+    let drops = number(body, POLICY) == Some(0);
+    filters.then_some(BaseChain { chain, hook, priority, drops, owned })
+}
+
+impl BaseChain {
+    /// Returns whether connection tracking has seen the packets of pods that go through the chain.
+    pub fn tracked(&self) -> Tracked {
+        match (self.hook, self.priority.cmp(&libc::NF_IP_PRI_CONNTRACK)) {
+            (Hook::Prerouting | Hook::Output, Ordering::Less) => Tracked::No,
+            (Hook::Prerouting | Hook::Output, Ordering::Equal) => Tracked::Unknown,
+            (Hook::Prerouting | Hook::Output, Ordering::Greater)
+            | (Hook::Input | Hook::Forward | Hook::Postrouting, _) => Tracked::Yes,
+        }
+    }
 }
 
 /// Chains that translate sources and that the kernel comes to before `priority`.
@@ -157,10 +179,11 @@ fn chains_before(kind: &str, hooks: &[u32], priority: i32) -> io::Result<Vec<Cha
     Ok(chains)
 }
 
-/// The rules of a chain, in their order. One that looks up devices is there once for each device.
-pub fn chain_rules(netns: &Netns, chain: &Chain) -> Result<Vec<Rule>, NftError> {
+/// The rules of a chain, in their order. One that looks values up is there once for each element of the set.
+pub fn chain_rules(netns: &Netns, chain: &Chain, tracked: Tracked) -> Result<Vec<Rule>, NftError> {
     let (family, table, name) = (chain.family, &*chain.table, &*chain.name);
-    let mut rules = netns.run(|| rules_here(family, table, Some(name)))?.map_err(NftError::Read)?;
+    let read = || rules_here((family, table), Some(name), tracked);
+    let mut rules = netns.run(read)?.map_err(NftError::Read)?;
     Ok(rules.remove(name).unwrap_or_default())
 }
 
@@ -170,13 +193,13 @@ pub fn table_rules(
     family: ChainFamily,
     table: &str,
 ) -> Result<BTreeMap<String, Vec<Rule>>, NftError> {
-    netns.run(|| rules_here(family, table, None))?.map_err(NftError::Read)
+    netns.run(|| rules_here((family, table), None, Tracked::Yes))?.map_err(NftError::Read)
 }
 
 fn rules_here(
-    family: ChainFamily,
-    table: &str,
+    (family, table): (ChainFamily, &str),
     chain: Option<&str>,
+    tracked: Tracked,
 ) -> io::Result<BTreeMap<String, Vec<Rule>>> {
     let mut body = Vec::new();
     put_text(&mut body, TABLE_NAME, table);
@@ -185,18 +208,13 @@ fn rules_here(
     }
     let mut rules: BTreeMap<String, Vec<Rule>> = BTreeMap::new();
     let (socket, number) = (Nfnetlink::open()?, family.number());
+    let mut sets = Sets::new(&socket, (number, table));
     for body in socket.dump(GET_RULE, number, &body)? {
         let Some(found) = text(&body, CHAIN_OF_RULE) else { continue };
         let here = text(&body, TABLE_NAME) == Some(table) && chain.is_none_or(|c| c == found);
-        let Some((rule, lookup)) = Rule::parse(&body).filter(|_| here) else { continue };
-        let of_chain = rules.entry(found.to_owned()).or_default();
-        match lookup {
-            Some(lookup) => {
-                let elements = elements(&socket, number, (table, &lookup.set))?;
-                of_chain.extend(rule.expand(&lookup, &elements));
-            }
-            None => of_chain.push(rule),
-        }
+        let parsed = Rule::parse(&body, tracked).filter(|_| here);
+        let Some((rule, lookups)) = parsed else { continue };
+        rules.entry(found.to_owned()).or_default().extend(sets.expand(rule, &lookups)?);
     }
     Ok(rules)
 }
@@ -204,9 +222,11 @@ fn rules_here(
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Prerouting => "prerouting",
             Self::Input => "input",
             Self::Forward => "forward",
             Self::Output => "output",
+            Self::Postrouting => "postrouting",
         })
     }
 }

@@ -8,7 +8,8 @@ use nix::net::if_::if_indextoname;
 
 use crate::nfnetlink::{attribute, attributes, number, text};
 
-use super::{ELEMENT_KEY, comment};
+use super::comment;
+use super::lookup::Lookup;
 
 /// Rule of a chain of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Rule {
     pub interfaces: Vec<Interface>,
     /// Prefixes that packets' addresses must be of, all of them.
     pub addresses: Vec<AddressMatch>,
+    /// Family of IP that packets must be of, if the rule compares it.
+    pub is_ipv4: Option<bool>,
     /// Protocol over IP, by number, and ports, if the rule compares them.
     pub protocol: Option<u8>,
     pub sports: BTreeSet<u16>,
@@ -56,16 +59,6 @@ pub struct Interface {
     pub is_prefix: bool,
     /// All others match instead.
     pub negated: bool,
-}
-
-/// Set or map in which a rule looks a packet's device up.
-#[derive(Debug)]
-pub(super) struct Lookup {
-    /// Key of the packet's meta data.
-    key: u32,
-    pub(super) set: String,
-    /// Elements have verdicts.
-    is_map: bool,
 }
 
 impl Interface {
@@ -106,8 +99,8 @@ pub enum Verdict {
 }
 
 impl Rule {
-    /// Parses a rule's attributes, without table and chain.
-    pub(super) fn parse(body: &[u8]) -> Option<(Self, Option<Lookup>)> {
+    /// Parses a rule's attributes, without table and chain, and the sets that it looks values up in.
+    pub(super) fn parse(body: &[u8], tracked: Tracked) -> Option<(Self, Vec<Lookup>)> {
         const HANDLE: u16 = 3;
         const EXPRESSIONS: u16 = 4;
         const USERDATA: u16 = 7;
@@ -122,42 +115,21 @@ impl Rule {
             compared: Vec::new(),
             interfaces: Vec::new(),
             addresses: Vec::new(),
+            is_ipv4: None,
             protocol: None,
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
             is_narrow: false,
             spares_new: false,
         };
-        let (mut loaded, mut lookup) = (Loaded::default(), None);
+        let (mut loaded, mut lookups) = (Loaded { tracked, ..Loaded::default() }, Vec::new());
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
-            match devices(expression, loaded.key).filter(|_| lookup.is_none()) {
-                Some(found) => lookup = Some(found),
+            match Lookup::parse(expression, &loaded) {
+                Some(lookup) => lookups.push(lookup),
                 None => rule.add(expression, &mut loaded),
             }
         }
-        Some((rule, lookup))
-    }
-
-    /// As one rule for each device that it looks up; as one that is not understood if there are other
-    /// elements.
-    pub(super) fn expand(self, lookup: &Lookup, elements: &BTreeSet<Vec<u8>>) -> Vec<Self> {
-        let expanded: Option<Vec<_>> =
-            elements.iter().map(|element| self.with_element(lookup, element)).collect();
-        let verdict = if lookup.is_map { Verdict::Other } else { self.verdict.clone() };
-        let unknown = || Self { condition: Condition::Other, verdict, is_narrow: true, ..self };
-        expanded.unwrap_or_else(|| vec![unknown()])
-    }
-
-    fn with_element(&self, lookup: &Lookup, element: &[u8]) -> Option<Self> {
-        const DATA: u16 = 2;
-        const BYTES: u16 = 1;
-        let key = attribute(attribute(element, ELEMENT_KEY)?, BYTES)?;
-        let mut rule = self.clone();
-        rule.interfaces.push(device(lookup.key, key, false)?);
-        if lookup.is_map {
-            rule.verdict = verdict(attribute(element, DATA)?)?;
-        }
-        Some(rule)
+        Some((rule, lookups))
     }
 
     /// `loaded` is the value that the next comparison is about.
@@ -167,24 +139,27 @@ impl Rule {
         let data = attribute(expression, DATA).unwrap_or_default();
         match text(expression, NAME) {
             Some("counter" | "log") => {}
-            Some("bitwise") => loaded.mask = mask(data),
-            Some("cmp") => self.compare(data, &std::mem::take(loaded)),
+            Some("bitwise") => {
+                loaded.mask = mask(data);
+                self.is_narrow |= loaded.mask.is_none();
+            }
+            Some("cmp") => self.compare(data, loaded),
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
                 let key = number(data, META_KEY);
                 self.is_narrow |=
                     meta(data) == Condition::Other && !matches!(key, Some(NFPROTO | L4PROTO));
-                *loaded = Loaded { key, ..Loaded::default() };
+                *loaded = Loaded { key, ..loaded.cleared() };
             }
             Some("ct") if !sets_value(data) => {
                 self.condition = Condition::Other;
-                *loaded = Loaded { tracking: Tracking::parse(data), ..Loaded::default() };
+                *loaded = Loaded { tracking: Tracking::parse(data), ..loaded.cleared() };
                 self.is_narrow |= loaded.tracking.is_none();
             }
             Some("ct") => {}
             Some("payload") => {
                 self.condition = Condition::Other;
-                *loaded = Loaded { field: Field::parse(data), ..Loaded::default() };
+                *loaded = Loaded { field: Field::parse(data), ..loaded.cleared() };
                 self.is_narrow |= loaded.field.is_none();
             }
             Some("immediate") => {
@@ -216,32 +191,45 @@ impl Rule {
 
     fn compare(&mut self, data: &[u8], loaded: &Loaded) {
         const OPERATOR: u16 = 2;
-        const NOT_EQUAL: u32 = 1;
-        self.interfaces.extend(loaded.key.and_then(|key| interface(key, data)));
-        let Some(value) = compared(data) else { return };
-        let operator = number(data, OPERATOR).unwrap_or_default();
-        let (is_equal, negated) = (operator == 0, operator == NOT_EQUAL);
+        if let Some(value) = compared(data) {
+            let operator = number(data, OPERATOR).unwrap_or_default();
+            self.compare_value(&value, operator, loaded);
+        }
+    }
+
+    /// Takes in a comparison of a loaded value. The operator 0 is equality, 1 inequality.
+    pub(super) fn compare_value(&mut self, value: &[u8], operator: u32, loaded: &Loaded) {
+        let (is_equal, negated) = (operator == 0, operator == 1);
         if let Some(tracking) = loaded.tracking {
-            return self.compare_new(tracking.is_met_by_new(
-                &value,
-                loaded.mask.as_deref(),
-                operator,
-            ));
+            let is_met = match loaded.tracked {
+                Tracked::Yes => tracking.is_met_by_new(value, loaded.mask.as_deref(), operator),
+                Tracked::No => tracking.is_met_untracked(value, loaded.mask.as_deref(), operator),
+                Tracked::Unknown => None,
+            };
+            return self.compare_new(is_met);
         }
         match loaded {
+            Loaded { key: Some(key @ (IIF | OIF | IIFNAME | OIFNAME)), .. } => {
+                let found = device(*key, value, negated).filter(|_| is_equal || negated);
+                self.is_narrow |= found.is_none();
+                self.interfaces.extend(found);
+            }
+            Loaded { key: Some(NFPROTO), .. } => self.compare_family(value, is_equal, negated),
             Loaded { key: Some(L4PROTO), .. } | Loaded { field: Some(Field::Protocol), .. }
                 if is_equal && loaded.mask.is_none() && value.len() == 1 =>
             {
                 self.protocol = value.first().copied();
             }
             Loaded { key: Some(L4PROTO), .. } => self.is_narrow = true,
-            Loaded { field: Some(Field::Port { source }), mask: None, .. } if is_equal => {
-                let port = <[u8; 2]>::try_from(value.as_slice()).map(u16::from_be_bytes);
+            Loaded { field: Some(Field::Port { source }), mask: None, .. }
+                if is_equal && value.len() == 2 =>
+            {
+                let port = <[u8; 2]>::try_from(value).map(u16::from_be_bytes);
                 let ports = if *source { &mut self.sports } else { &mut self.dports };
                 ports.extend(port);
             }
             Loaded { field: Some(Field::Address { source, ipv4 }), mask, .. } => {
-                let prefix = prefix(&value, mask.as_deref(), *ipv4);
+                let prefix = prefix(value, mask.as_deref(), *ipv4);
                 let source = *source;
                 let found = prefix.map(|prefix| AddressMatch { source, prefix, negated });
                 self.is_narrow |= found.is_none() || !(is_equal || negated);
@@ -252,7 +240,22 @@ impl Rule {
             }
             Loaded { field: None, .. } => {}
         }
-        self.compared.push(value);
+        self.compared.push(value.to_vec());
+    }
+
+    pub(super) fn compare_prefix(&mut self, source: bool, prefix: Cidr, negated: bool) {
+        self.addresses.push(AddressMatch { source, prefix, negated });
+    }
+
+    pub(super) fn with_unknown_condition(&self, verdict: Verdict) -> Self {
+        Self { condition: Condition::Other, verdict, is_narrow: true, ..self.clone() }
+    }
+
+    fn compare_family(&mut self, value: &[u8], is_equal: bool, negated: bool) {
+        let is_ipv4 = value == [libc::NFPROTO_IPV4 as u8];
+        self.is_narrow |= !(is_ipv4 || value == [libc::NFPROTO_IPV6 as u8]);
+        self.is_narrow |= !(is_equal || negated);
+        self.is_ipv4 = Some(is_ipv4 != negated);
     }
 
     /// Takes in a comparison that all packets which begin a connection meet, or none, or some.
@@ -264,7 +267,7 @@ impl Rule {
 
 /// Part of connection tracking that a rule compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tracking {
+pub(super) enum Tracking {
     State,
     Direction,
 }
@@ -280,22 +283,27 @@ impl Tracking {
         }
     }
 
+    /// Returns whether packets meet a comparison that connection tracking has not seen yet: these have the state
+    /// "invalid", and nothing else to compare.
+    fn is_met_untracked(self, value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<bool> {
+        match self {
+            Self::State => {
+                let states = States::compared(value, mask, operator)?;
+                Some((states.listed & States::INVALID != 0) != states.inverted)
+            }
+            Self::Direction => Some(false),
+        }
+    }
+
     /// Returns whether packets that begin a connection meet a comparison; `None` if some may.
     fn is_met_by_new(self, value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<bool> {
-        let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).map(u32::from_ne_bytes).ok();
-        let is_zero = value.iter().all(|byte| *byte == 0);
-        // Equal, or not equal.
-        let is_equal = matches!(operator, 0 | 1).then_some(operator == 0)?;
         match (self, mask) {
-            (Self::State, Some(mask)) if is_zero => {
-                States { listed: word(mask)?, inverted: is_equal }.are_met_by_new()
-            }
-            (Self::State, None) => {
-                States { listed: word(value)?, inverted: !is_equal }.are_met_by_new()
-            }
+            (Self::State, mask) => States::compared(value, mask, operator)?.are_met_by_new(),
             // Packets of the end that has begun a connection have direction 0.
-            (Self::Direction, None) => Some(is_zero == is_equal),
-            (Self::State | Self::Direction, Some(_)) => None,
+            (Self::Direction, None) if matches!(operator, 0 | 1) => {
+                Some(value.iter().all(|byte| *byte == 0) == (operator == 0))
+            }
+            (Self::Direction, None | Some(_)) => None,
         }
     }
 }
@@ -313,6 +321,19 @@ impl States {
     pub const ESTABLISHED: u32 = 1 << 1;
     pub const RELATED: u32 = 1 << 2;
     pub const NEW: u32 = 1 << 3;
+
+    /// States that meet a comparison of nftables; `None` if it is none of equality with some of them.
+    fn compared(value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<Self> {
+        let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).map(u32::from_ne_bytes).ok();
+        let is_equal = matches!(operator, 0 | 1).then_some(operator == 0)?;
+        match mask {
+            Some(mask) if word(value)? == 0 => {
+                Some(Self { listed: word(mask)?, inverted: is_equal })
+            }
+            Some(_) => None,
+            None => Some(Self { listed: word(value)?, inverted: !is_equal }),
+        }
+    }
 
     /// Returns whether packets that begin a connection have one of them; `None` if some may: one without tracking, or to
     /// another destination than it was sent to, has a state of its own as well.
@@ -352,19 +373,48 @@ fn states_of_extension(data: &[u8]) -> Option<States> {
     }
 }
 
+/// Whether connection tracking has seen the packets of a chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tracked {
+    No,
+    #[default]
+    Yes,
+    /// Of two hooks with one priority the kernel runs the older or the newer one first.
+    Unknown,
+}
+
 /// Value that a rule has loaded to compare it.
-#[derive(Debug, Default)]
-struct Loaded {
+#[derive(Clone, Debug, Default)]
+pub(super) struct Loaded {
     /// Key of the packet's meta data.
-    key: Option<u32>,
-    field: Option<Field>,
-    tracking: Option<Tracking>,
-    mask: Option<Vec<u8>>,
+    pub(super) key: Option<u32>,
+    pub(super) field: Option<Field>,
+    pub(super) tracking: Option<Tracking>,
+    pub(super) mask: Option<Vec<u8>>,
+    tracked: Tracked,
+}
+
+impl Loaded {
+    fn cleared(&self) -> Self {
+        Self { tracked: self.tracked, ..Self::default() }
+    }
+
+    /// Returns whether a comparison of the value, under its mask, is understood.
+    pub(super) fn is_known(&self) -> bool {
+        match (self.key, self.field, self.tracking) {
+            (Some(IIF | OIF | IIFNAME | OIFNAME | L4PROTO), ..) => self.mask.is_none(),
+            (_, Some(Field::Address { .. }), _) => true,
+            (_, Some(Field::Port { .. } | Field::Protocol), _) | (.., Some(_)) => {
+                self.mask.is_none()
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Field of a packet's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+pub(super) enum Field {
     Address { source: bool, ipv4: bool },
     Protocol,
     Port { source: bool },
@@ -464,13 +514,6 @@ fn meta(data: &[u8]) -> Condition {
     }
 }
 
-/// Device of a comparison, which has its name or its index in this namespace.
-fn interface(key: u32, data: &[u8]) -> Option<Interface> {
-    const OPERATOR: u16 = 2;
-    const NOT_EQUAL: u32 = 1;
-    device(key, &compared(data)?, number(data, OPERATOR)? == NOT_EQUAL)
-}
-
 fn device(key: u32, value: &[u8], negated: bool) -> Option<Interface> {
     const MAX_NAME: usize = 16;
     let (name, is_prefix) = match key {
@@ -492,19 +535,6 @@ fn device(key: u32, value: &[u8], negated: bool) -> Option<Interface> {
     Some(Interface { incoming, name, is_prefix, negated })
 }
 
-/// The set of a lookup of the device whose key was loaded.
-fn devices(expression: &[u8], loaded: Option<u32>) -> Option<Lookup> {
-    const NAME: u16 = 1;
-    const DATA: u16 = 2;
-    const SET: u16 = 1;
-    const FLAGS: u16 = 5;
-    let key = loaded.filter(|key| matches!(*key, IIF | OIF | IIFNAME | OIFNAME))?;
-    let data = attribute(expression, DATA).filter(|_| text(expression, NAME) == Some("lookup"))?;
-    let inverted = number(data, FLAGS).is_some_and(|flags| flags != 0);
-    let set = text(data, SET).filter(|_| !inverted)?.to_owned();
-    Some(Lookup { key, set, is_map: is_verdict_map(data) })
-}
-
 fn compared(data: &[u8]) -> Option<Vec<u8>> {
     const VALUE: u16 = 3;
     const BYTES: u16 = 1;
@@ -512,7 +542,7 @@ fn compared(data: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// True if the value found is written to the register of verdicts.
-fn is_verdict_map(data: &[u8]) -> bool {
+pub(super) fn is_verdict_map(data: &[u8]) -> bool {
     const DESTINATION: u16 = 3;
     number(data, DESTINATION) == Some(0)
 }
@@ -523,7 +553,7 @@ fn immediate(data: &[u8]) -> Option<Verdict> {
     verdict(attribute(data, VALUE)?)
 }
 
-fn verdict(value: &[u8]) -> Option<Verdict> {
+pub(super) fn verdict(value: &[u8]) -> Option<Verdict> {
     const VERDICT: u16 = 2;
     const CODE: u16 = 1;
     const CHAIN: u16 = 2;
