@@ -14,6 +14,8 @@ use crate::multicast::messages;
 /// A blocking socket. The kernel answers at once, so no request takes long.
 pub(crate) struct Nfnetlink {
     socket: Socket,
+    /// Number of bodies after which a request fails; the socket is of no use then.
+    max_bodies: usize,
 }
 
 /// A kind of message: subsystem and number.
@@ -35,7 +37,7 @@ impl Nfnetlink {
         socket.bind(&SocketAddr::new(0, 0))?;
         socket.connect(&SocketAddr::new(0, 0))?;
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(5))?;
-        Ok(Self { socket })
+        Ok(Self { socket, max_bodies: usize::MAX })
     }
 
     /// The bodies (attributes) of all that matches.
@@ -48,6 +50,24 @@ impl Nfnetlink {
             }
         }
         Err(io::ErrorKind::Interrupted.into())
+    }
+
+    /// Like [`Self::dump`]; `None` if there are more bodies, the rest of which is not read.
+    pub(crate) fn dump_at_most(
+        max: usize,
+        kind: Kind,
+        family: u8,
+        body: &[u8],
+    ) -> io::Result<Option<Vec<Vec<u8>>>> {
+        let (mut socket, mut found) = (Self::open()?, Vec::new());
+        socket.max_bodies = max;
+        let mut push = |body: &[u8]| found.push(body.to_vec());
+        match socket.request(kind, NLM_F_DUMP, (family, body), &mut push) {
+            Ok(true) => Ok(Some(found)),
+            Ok(false) => Err(io::ErrorKind::Interrupted.into()),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Like [`Self::dump`], for tables too large or too busy to gather: passes each body to `take`,
@@ -88,16 +108,19 @@ impl Nfnetlink {
         request.extend(body);
         self.socket.send(&request, 0)?;
 
+        let mut left = self.max_bodies;
         let (mut consistent, mut buffer) = (true, Vec::with_capacity(64 << 10));
         loop {
             buffer.clear();
             self.socket.recv(&mut buffer, 0)?;
             for message in messages(&buffer) {
                 let field = |at| u16::from_ne_bytes([message[at], message[at + 1]]);
+                left = left.saturating_sub(1);
                 consistent &= field(6) & NLM_F_DUMP_INTR == 0;
                 match field(4) {
                     NLMSG_DONE => return Ok(consistent),
                     NLMSG_ERROR => return answer(message).map(|()| consistent),
+                    _ if left == 0 => return Err(io::ErrorKind::FileTooLarge.into()),
                     _ => take(message.get(HEADER + NF_HEADER..).unwrap_or_default()),
                 }
             }

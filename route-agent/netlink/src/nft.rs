@@ -17,12 +17,14 @@ use crate::{NetlinkError, Netns, NetnsError};
 
 mod chains;
 mod lookup;
+mod marks;
 mod rule;
 
 pub use chains::{
     BaseChain, Chain, ChainFamily, Hook, IpTable, base_chains, chain_rules, ip_tables, raw_chains,
     source_nat_chains, table_rules,
 };
+pub use marks::{MarkMatch, settable_marks};
 pub use rule::{AddressMatch, Condition, Interface, Rule, States, Tracked, Verdict};
 
 /// A table as the kernel has it.
@@ -141,13 +143,20 @@ fn elements(
     family: u8,
     (table, set): (&str, &str),
 ) -> io::Result<BTreeSet<Vec<u8>>> {
-    const ELEMENTS: u16 = 3;
+    Ok(elements_in(&socket.dump(GET_ELEMENTS, family, &named_set(table, set))?))
+}
+
+fn named_set(table: &str, set: &str) -> Vec<u8> {
     let mut body = Vec::new();
     put_text(&mut body, TABLE_NAME, table);
     put_text(&mut body, SET_NAME, set);
-    let found = socket.dump(GET_ELEMENTS, family, &body)?;
-    let lists = found.iter().filter_map(|body| attribute(body, ELEMENTS));
-    Ok(lists.flat_map(attributes).map(|(_, element)| element.to_vec()).collect())
+    body
+}
+
+fn elements_in(bodies: &[Vec<u8>]) -> BTreeSet<Vec<u8>> {
+    const ELEMENTS: u16 = 3;
+    let lists = bodies.iter().filter_map(|body| attribute(body, ELEMENTS));
+    lists.flat_map(attributes).map(|(_, element)| element.to_vec()).collect()
 }
 
 /// Reads the table of refused prefixes; `None` if there is none.

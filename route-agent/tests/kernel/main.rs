@@ -6,6 +6,7 @@
 mod absent_pods;
 mod cilium;
 mod cleanup;
+mod dropping_rules;
 mod firewall;
 mod flow;
 mod foreign_routes;

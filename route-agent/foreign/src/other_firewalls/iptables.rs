@@ -8,7 +8,9 @@ use std::process::{Command, Stdio};
 
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
-use netlink::nft::{AddressMatch, ChainFamily, Condition, Hook, Interface, States, Verdict};
+use netlink::nft::{
+    AddressMatch, ChainFamily, Condition, Hook, Interface, States, Tracked, Verdict,
+};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy, untracked};
@@ -55,6 +57,40 @@ pub(super) fn ensure(netns: &Netns, treatment: &Treatment, found: &mut Found) {
             Err(error) => format!("{program}: {}", fabric_runtime::chain(&error)),
         };
         found.failures.insert(failure);
+    }
+}
+
+/// Bits of marks that rules may set; `None` if that is not known.
+pub(super) fn settable_marks(netns: &Netns) -> Option<u32> {
+    let read = || {
+        let mut settable = 0;
+        for (program, names) in VERSIONS {
+            let tables = fs::read_to_string(format!("/proc/thread-self/net/{names}"));
+            for table in tables.unwrap_or_default().lines() {
+                let rules = run(program, &["-t", table, "-S"], "").ok()?;
+                settable |= rules.lines().map(bits_set).fold(0, std::ops::BitOr::bitor);
+            }
+        }
+        Some(settable)
+    };
+    netns.run(read).ok()?
+}
+
+/// Bits of marks that a rule sets.
+fn bits_set(rule: &str) -> u32 {
+    let mut words = rule.split(' ').skip_while(|word| *word != "-j").skip(1);
+    match words.next() {
+        Some("MARK" | "CONNMARK") => match (words.next(), words.next()) {
+            (Some("--set-xmark"), Some(mark)) => {
+                let value = mark.split('/').next().unwrap_or_default();
+                let value = u32::from_str_radix(value.trim_start_matches("0x"), 16);
+                value.unwrap_or(u32::MAX)
+            }
+            (Some("--save-mark" | "--restore-mark"), _) => 0,
+            _ => u32::MAX,
+        },
+        Some("TPROXY" | "SET") => u32::MAX,
+        _ => 0,
     }
 }
 
@@ -281,7 +317,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 rule.condition = Condition::Other;
                 let listed = states.split(',').map(state).fold(0, std::ops::BitOr::bitor);
                 let states = States { listed, inverted: std::mem::take(&mut negated) };
-                let is_met = states.are_met_by_new();
+                let is_met = states.are_met_by_new(Tracked::Yes);
                 rule.is_narrow |= is_met != Some(true);
                 rule.spares_new |= is_met == Some(false);
             }

@@ -1,6 +1,6 @@
 //! Chains of nftables, those of `iptables-nft` among them.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Tracked, Verdict};
 use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
-use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy};
+use super::{COMMENT, Drops, Found, Mode, Treatment, iptables, of_pods, of_some_devices, remedy};
 
 /// Accepts of ours in others' chains.
 #[derive(Debug, Default)]
@@ -38,10 +38,11 @@ impl Accepts {
                 tables.entry(table).or_default().push(base);
             }
         }
+        let marks = Marks::new(netns, treatment);
         let known = self.chains.take();
         let mut placed = BTreeSet::new();
         for base_chains in tables.values() {
-            let mut table = Table::new(netns, base_chains);
+            let mut table = Table::new((netns, &marks), base_chains);
             table.add_chains_of_ours(known.as_ref().filter(|_| treatment.mode != Mode::Remove))?;
             let chains = table.ensure(treatment, found)?;
             placed.extend(chains);
@@ -51,9 +52,44 @@ impl Accepts {
     }
 }
 
+/// Bits of marks that pods' packets may have, which are looked for once a look, if any rule compares them.
+struct Marks<'a> {
+    netns: &'a Netns,
+    /// Programs that no table shows mark packets of these devices.
+    unknown: bool,
+    settable: OnceCell<u32>,
+}
+
+impl<'a> Marks<'a> {
+    fn new(netns: &'a Netns, treatment: &Treatment) -> Self {
+        let is_marked =
+            |dev: &String| ["cali", "cilium", "lxc"].iter().any(|name| dev.starts_with(name));
+        let unknown = treatment.pod_devices.iter().any(is_marked);
+        Self { netns, unknown, settable: OnceCell::new() }
+    }
+
+    fn resolve(&self, rule: &mut nft::Rule) -> Result<(), NftError> {
+        if rule.marks.is_empty() {
+            return Ok(());
+        }
+        let settable = match self.settable.get() {
+            Some(settable) => *settable,
+            None if self.unknown => u32::MAX,
+            None => {
+                let ours = [FIREWALL_TABLE, REFUSAL_TABLE];
+                let found = nft::settable_marks(self.netns, &ours)?;
+                found | iptables::settable_marks(self.netns).unwrap_or(u32::MAX)
+            }
+        };
+        rule.resolve_marks(*self.settable.get_or_init(|| settable));
+        Ok(())
+    }
+}
+
 /// Table of another program.
 struct Table<'a> {
     netns: &'a Netns,
+    marks: &'a Marks<'a>,
     base_chains: &'a [BaseChain],
     chains: BTreeMap<String, Vec<Rule>>,
     /// Rules of chains as they were read, which is once for each look.
@@ -61,8 +97,8 @@ struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn new(netns: &'a Netns, base_chains: &'a [BaseChain]) -> Self {
-        Self { netns, base_chains, chains: BTreeMap::new(), read: RefCell::default() }
+    fn new((netns, marks): (&'a Netns, &'a Marks<'a>), base_chains: &'a [BaseChain]) -> Self {
+        Self { netns, marks, base_chains, chains: BTreeMap::new(), read: RefCell::default() }
     }
 
     fn rules(&self, name: &str, tracked: Tracked) -> Result<Vec<Rule>, NftError> {
@@ -70,7 +106,8 @@ impl<'a> Table<'a> {
         if let Some(rules) = self.read.borrow().get(&key) {
             return Ok(rules.clone());
         }
-        let rules = nft::chain_rules(self.netns, &self.chain(name), tracked)?;
+        let mut rules = nft::chain_rules(self.netns, &self.chain(name), tracked)?;
+        rules.iter_mut().try_for_each(|rule| self.marks.resolve(rule))?;
         let rules: Vec<Rule> = rules.into_iter().map(rule).collect();
         self.read.borrow_mut().insert(key, rules.clone());
         Ok(rules)
@@ -278,7 +315,7 @@ pub(super) fn rule(rule: nft::Rule) -> Rule {
         protocol: rule.protocol,
         sports: rule.sports,
         dports: rule.dports,
-        is_narrow: rule.is_narrow,
+        is_narrow: rule.is_narrow || !rule.marks.is_empty(),
         spares_new: rule.spares_new,
     }
 }

@@ -208,7 +208,7 @@ fn rules_here(
     }
     let mut rules: BTreeMap<String, Vec<Rule>> = BTreeMap::new();
     let (socket, number) = (Nfnetlink::open()?, family.number());
-    let mut sets = Sets::new(&socket, (number, table));
+    let mut sets = Sets::new(number, table);
     for body in socket.dump(GET_RULE, number, &body)? {
         let Some(found) = text(&body, CHAIN_OF_RULE) else { continue };
         let here = text(&body, TABLE_NAME) == Some(table) && chain.is_none_or(|c| c == found);

@@ -9,9 +9,12 @@ use fabric_primitives::Cidr;
 use crate::nfnetlink::{Nfnetlink, attribute, attributes, number, text};
 
 use super::rule::{Field, Loaded, Rule, Verdict, is_verdict_map, verdict};
-use super::{ELEMENT_KEY, elements};
+use super::{ELEMENT_KEY, GET_ELEMENTS, elements_in, named_set};
 
-/// Number of rules that one with lookups may stand for. Sets of more elements are not understood.
+/// Messages of the kernel with elements of a set, some dozens each, that are read of it. Larger ones are not
+/// understood.
+const MAX_MESSAGES: usize = 64;
+/// Number of rules that one with lookups may stand for.
 const MAX_RULES: usize = 4096;
 
 /// Set or map in which a rule looks a value up.
@@ -37,10 +40,9 @@ struct Element {
 
 /// Sets that rules of a table name, each read once.
 pub(super) struct Sets<'a> {
-    socket: &'a Nfnetlink,
     family: u8,
     table: &'a str,
-    elements: BTreeMap<String, BTreeSet<Vec<u8>>>,
+    elements: BTreeMap<String, Option<BTreeSet<Vec<u8>>>>,
 }
 
 impl Lookup {
@@ -62,8 +64,8 @@ impl Lookup {
 }
 
 impl<'a> Sets<'a> {
-    pub(super) fn new(socket: &'a Nfnetlink, (family, table): (u8, &'a str)) -> Self {
-        Self { socket, family, table, elements: BTreeMap::new() }
+    pub(super) fn new(family: u8, table: &'a str) -> Self {
+        Self { family, table, elements: BTreeMap::new() }
     }
 
     /// As one rule for each element of the sets that it looks values up in; as one that is not understood if
@@ -91,11 +93,13 @@ impl<'a> Sets<'a> {
     /// Elements in the order of their values; `None` if some are not understood.
     fn elements(&mut self, set: &str) -> io::Result<Option<Vec<Element>>> {
         if !self.elements.contains_key(set) {
-            let found = elements(self.socket, self.family, (self.table, set))?;
-            self.elements.insert(set.to_owned(), found);
+            let body = named_set(self.table, set);
+            let found = Nfnetlink::dump_at_most(MAX_MESSAGES, GET_ELEMENTS, self.family, &body)?;
+            self.elements.insert(set.to_owned(), found.map(|found| elements_in(&found)));
         }
+        let found = self.elements[set].as_ref();
         let found: Option<Vec<Element>> =
-            self.elements[set].iter().map(|e| Element::parse(e)).collect();
+            found.and_then(|found| found.iter().map(|element| Element::parse(element)).collect());
         Ok(found.map(|mut elements| {
             elements.sort_by(|a, b| (&a.key, !a.is_end).cmp(&(&b.key, !b.is_end)));
             elements

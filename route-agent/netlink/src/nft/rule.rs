@@ -10,6 +10,7 @@ use crate::nfnetlink::{attribute, attributes, number, text};
 
 use super::comment;
 use super::lookup::Lookup;
+use super::marks::{CT_MARK, MARK, MarkMatch};
 
 /// Rule of a chain of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Rule {
     pub addresses: Vec<AddressMatch>,
     /// Family of IP that packets must be of, if the rule compares it.
     pub is_ipv4: Option<bool>,
+    /// Marks of packets and connections that the rule compares. Not counted in the two below.
+    pub marks: Vec<MarkMatch>,
     /// Protocol over IP, by number, and ports, if the rule compares them.
     pub protocol: Option<u8>,
     pub sports: BTreeSet<u16>,
@@ -116,6 +119,7 @@ impl Rule {
             interfaces: Vec::new(),
             addresses: Vec::new(),
             is_ipv4: None,
+            marks: Vec::new(),
             protocol: None,
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
@@ -147,8 +151,8 @@ impl Rule {
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
                 let key = number(data, META_KEY);
-                self.is_narrow |=
-                    meta(data) == Condition::Other && !matches!(key, Some(NFPROTO | L4PROTO));
+                self.is_narrow |= meta(data) == Condition::Other
+                    && !matches!(key, Some(NFPROTO | L4PROTO | MARK));
                 *loaded = Loaded { key, ..loaded.cleared() };
             }
             Some("ct") if !sets_value(data) => {
@@ -177,7 +181,8 @@ impl Rule {
             Some("match") if is_to_host(data) => (self.is_to_host, self.is_narrow) = (true, true),
             Some("match") => {
                 self.condition = Condition::Other;
-                self.compare_new(states_of_extension(data).and_then(States::are_met_by_new));
+                let states = states_of_extension(data);
+                self.compare_new(states.and_then(|states| states.are_met_by_new(loaded.tracked)));
             }
             Some("lookup") => {
                 (self.condition, self.is_narrow) = (Condition::Other, true);
@@ -200,12 +205,13 @@ impl Rule {
     /// Takes in a comparison of a loaded value. The operator 0 is equality, 1 inequality.
     pub(super) fn compare_value(&mut self, value: &[u8], operator: u32, loaded: &Loaded) {
         let (is_equal, negated) = (operator == 0, operator == 1);
+        let mark = MarkMatch::parse(value, loaded.mask.as_deref(), operator);
         if let Some(tracking) = loaded.tracking {
-            let is_met = match loaded.tracked {
-                Tracked::Yes => tracking.is_met_by_new(value, loaded.mask.as_deref(), operator),
-                Tracked::No => tracking.is_met_untracked(value, loaded.mask.as_deref(), operator),
-                Tracked::Unknown => None,
-            };
+            if (tracking, loaded.tracked) == (Tracking::Mark, Tracked::Yes) {
+                return self.compare_mark(mark);
+            }
+            let of_value = (value, loaded.mask.as_deref(), operator);
+            let is_met = tracking.is_met_by_new(loaded.tracked, of_value);
             return self.compare_new(is_met);
         }
         match loaded {
@@ -214,6 +220,7 @@ impl Rule {
                 self.is_narrow |= found.is_none();
                 self.interfaces.extend(found);
             }
+            Loaded { key: Some(MARK), .. } => return self.compare_mark(mark),
             Loaded { key: Some(NFPROTO), .. } => self.compare_family(value, is_equal, negated),
             Loaded { key: Some(L4PROTO), .. } | Loaded { field: Some(Field::Protocol), .. }
                 if is_equal && loaded.mask.is_none() && value.len() == 1 =>
@@ -251,6 +258,18 @@ impl Rule {
         Self { condition: Condition::Other, verdict, is_narrow: true, ..self.clone() }
     }
 
+    fn compare_mark(&mut self, mark: Option<MarkMatch>) {
+        self.is_narrow |= mark.is_none();
+        self.marks.extend(mark);
+    }
+
+    /// Takes in the comparisons of marks, of which no bits are set but these.
+    pub fn resolve_marks(&mut self, settable: u32) {
+        for mark in std::mem::take(&mut self.marks) {
+            self.compare_new(mark.is_met(settable));
+        }
+    }
+
     fn compare_family(&mut self, value: &[u8], is_equal: bool, negated: bool) {
         let is_ipv4 = value == [libc::NFPROTO_IPV4 as u8];
         self.is_narrow |= !(is_ipv4 || value == [libc::NFPROTO_IPV6 as u8]);
@@ -270,6 +289,7 @@ impl Rule {
 pub(super) enum Tracking {
     State,
     Direction,
+    Mark,
 }
 
 impl Tracking {
@@ -279,31 +299,26 @@ impl Tracking {
         match number(data, KEY)? {
             0 => Some(Self::State),
             1 => Some(Self::Direction),
+            CT_MARK => Some(Self::Mark),
             _ => None,
         }
     }
 
-    /// Returns whether packets meet a comparison that connection tracking has not seen yet: these have the state
-    /// "invalid", and nothing else to compare.
-    fn is_met_untracked(self, value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<bool> {
-        match self {
-            Self::State => {
-                let states = States::compared(value, mask, operator)?;
-                Some((states.listed & States::INVALID != 0) != states.inverted)
-            }
-            Self::Direction => Some(false),
-        }
-    }
-
     /// Returns whether packets that begin a connection meet a comparison; `None` if some may.
-    fn is_met_by_new(self, value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<bool> {
-        match (self, mask) {
-            (Self::State, mask) => States::compared(value, mask, operator)?.are_met_by_new(),
+    fn is_met_by_new(
+        self,
+        tracked: Tracked,
+        (value, mask, operator): (&[u8], Option<&[u8]>, u32),
+    ) -> Option<bool> {
+        match (self, tracked) {
+            (Self::State, _) => States::compared(value, mask, operator)?.are_met_by_new(tracked),
+            // There is nothing to compare.
+            (Self::Direction | Self::Mark, Tracked::No) => Some(false),
             // Packets of the end that has begun a connection have direction 0.
-            (Self::Direction, None) if matches!(operator, 0 | 1) => {
+            (Self::Direction, Tracked::Yes) if mask.is_none() && matches!(operator, 0 | 1) => {
                 Some(value.iter().all(|byte| *byte == 0) == (operator == 0))
             }
-            (Self::Direction, None | Some(_)) => None,
+            (Self::Direction | Self::Mark, Tracked::Yes | Tracked::Unknown) => None,
         }
     }
 }
@@ -337,7 +352,13 @@ impl States {
 
     /// Returns whether packets that begin a connection have one of them; `None` if some may: one without tracking, or to
     /// another destination than it was sent to, has a state of its own as well.
-    pub fn are_met_by_new(self) -> Option<bool> {
+    pub fn are_met_by_new(self, tracked: Tracked) -> Option<bool> {
+        match tracked {
+            Tracked::Yes => {}
+            // Before connection tracking all packets are compared as invalid.
+            Tracked::No => return Some((self.listed & Self::INVALID != 0) != self.inverted),
+            Tracked::Unknown => return None,
+        }
         let has_new = self.listed & Self::NEW != 0;
         let simple = Self::NEW | Self::INVALID | Self::ESTABLISHED | Self::RELATED;
         let is_known = self.listed & !simple == 0 || has_new && !self.inverted;
@@ -403,7 +424,7 @@ impl Loaded {
     pub(super) fn is_known(&self) -> bool {
         match (self.key, self.field, self.tracking) {
             (Some(IIF | OIF | IIFNAME | OIFNAME | L4PROTO), ..) => self.mask.is_none(),
-            (_, Some(Field::Address { .. }), _) => true,
+            (Some(MARK), ..) | (_, Some(Field::Address { .. }), _) => true,
             (_, Some(Field::Port { .. } | Field::Protocol), _) | (.., Some(_)) => {
                 self.mask.is_none()
             }
@@ -491,12 +512,12 @@ fn target(data: &[u8]) -> Verdict {
 }
 
 /// True for an expression that sets a value instead of loading it.
-fn sets_value(data: &[u8]) -> bool {
+pub(super) fn sets_value(data: &[u8]) -> bool {
     const SOURCE: u16 = 4;
     attribute(data, SOURCE).is_some()
 }
 
-const META_KEY: u16 = 2;
+pub(super) const META_KEY: u16 = 2;
 const NFPROTO: u32 = 15;
 const L4PROTO: u32 = 16;
 const IIF: u32 = 4;
