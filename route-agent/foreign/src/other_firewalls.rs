@@ -320,6 +320,10 @@ fn of_pods(pods: &Cidr) -> String {
     format!("packets between pods of {pods} and peers")
 }
 
+fn of_chain(Chain { family, table, name }: &Chain) -> String {
+    format!("chain {} {table} {name}", family.name())
+}
+
 fn of_some_devices(chain: &str) -> String {
     format!("{chain}, for packets of some devices,")
 }

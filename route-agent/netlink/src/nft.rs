@@ -16,16 +16,19 @@ use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, put, put_text, te
 use crate::{NetlinkError, Netns, NetnsError};
 
 mod chains;
+mod loaded;
 mod lookup;
 mod marks;
 mod rule;
+mod sets;
 
 pub use chains::{
     BaseChain, Chain, ChainFamily, Hook, IpTable, base_chains, chain_rules, ip_tables, raw_chains,
     source_nat_chains, table_rules,
 };
+pub use loaded::{States, Tracked};
 pub use marks::{MarkMatch, settable_marks};
-pub use rule::{AddressMatch, Condition, Interface, Rule, States, Tracked, Verdict};
+pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

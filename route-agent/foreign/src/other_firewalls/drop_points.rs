@@ -7,8 +7,10 @@ use std::net::IpAddr;
 
 use fabric_api::Cidr;
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
-use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
+use netlink::nft::{self, AddressMatch, Condition, Hook, Interface, Verdict};
 use netplan::{Family, names};
+
+use super::COMMENT;
 
 /// Number of the protocol.
 const UDP: u8 = 17;
@@ -42,6 +44,29 @@ pub(crate) struct Rule {
     pub(crate) is_narrow: bool,
     /// No packet that begins a connection meets it.
     pub(crate) spares_new: bool,
+}
+
+impl From<nft::Rule> for Rule {
+    fn from(rule: nft::Rule) -> Self {
+        let port = |value: &Vec<u8>| <[u8; 2]>::try_from(value.as_slice()).ok();
+        Self {
+            id: rule.handle.to_string(),
+            ours: rule.comment.as_deref() == Some(COMMENT) && rule.verdict == Verdict::Accept,
+            condition: rule.condition,
+            is_to_host: rule.is_to_host,
+            verdict: rule.verdict,
+            names_overlay: rule.compared.iter().any(|value| value.starts_with(b"weft")),
+            ports: rule.compared.iter().filter_map(port).map(u16::from_be_bytes).collect(),
+            interfaces: rule.interfaces,
+            addresses: rule.addresses,
+            is_ipv4: rule.is_ipv4,
+            protocol: rule.protocol,
+            sports: rule.sports,
+            dports: rule.dports,
+            is_narrow: rule.is_narrow || !rule.marks.is_empty(),
+            spares_new: rule.spares_new,
+        }
+    }
 }
 
 /// Packets that rules of their chains' owners let pass.

@@ -6,11 +6,13 @@ use std::fmt::Write;
 
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
-use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Tracked, Verdict};
+use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Tracked};
 use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
-use super::{COMMENT, Drops, Found, Mode, Treatment, iptables, of_pods, of_some_devices, remedy};
+use super::{
+    COMMENT, Drops, Found, Mode, Treatment, iptables, of_chain, of_pods, of_some_devices, remedy,
+};
 
 /// Accepts of ours in others' chains.
 #[derive(Debug, Default)]
@@ -108,7 +110,7 @@ impl<'a> Table<'a> {
         }
         let mut rules = nft::chain_rules(self.netns, &self.chain(name), tracked)?;
         rules.iter_mut().try_for_each(|rule| self.marks.resolve(rule))?;
-        let rules: Vec<Rule> = rules.into_iter().map(rule).collect();
+        let rules: Vec<Rule> = rules.into_iter().map(Rule::from).collect();
         self.read.borrow_mut().insert(key, rules.clone());
         Ok(rules)
     }
@@ -122,7 +124,7 @@ impl<'a> Table<'a> {
         let Chain { family, table, .. } = &self.base_chains[0].chain;
         let Some(known) = known else {
             for (name, rules) in nft::table_rules(self.netns, *family, table)? {
-                let rules: Vec<Rule> = rules.into_iter().map(rule).collect();
+                let rules: Vec<Rule> = rules.into_iter().map(Rule::from).collect();
                 if rules.iter().any(|rule| rule.ours) {
                     self.chains.insert(name, rules);
                 }
@@ -297,31 +299,6 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
                 format!("udp dport {port}")
             }),
     }
-}
-
-pub(super) fn rule(rule: nft::Rule) -> Rule {
-    let port = |value: &Vec<u8>| <[u8; 2]>::try_from(value.as_slice()).ok();
-    Rule {
-        id: rule.handle.to_string(),
-        ours: rule.comment.as_deref() == Some(COMMENT) && rule.verdict == Verdict::Accept,
-        condition: rule.condition,
-        is_to_host: rule.is_to_host,
-        verdict: rule.verdict,
-        names_overlay: rule.compared.iter().any(|value| value.starts_with(b"weft")),
-        ports: rule.compared.iter().filter_map(port).map(u16::from_be_bytes).collect(),
-        interfaces: rule.interfaces,
-        addresses: rule.addresses,
-        is_ipv4: rule.is_ipv4,
-        protocol: rule.protocol,
-        sports: rule.sports,
-        dports: rule.dports,
-        is_narrow: rule.is_narrow || !rule.marks.is_empty(),
-        spares_new: rule.spares_new,
-    }
-}
-
-pub(super) fn of_chain(Chain { family, table, name }: &Chain) -> String {
-    format!("chain {} {table} {name}", family.name())
 }
 
 fn unsolved(chain: &str, base: &BaseChain, ports: &BTreeSet<u16>) -> PacketDrop {

@@ -7,9 +7,8 @@ use netlink::nft::{self, Chain, Hook, NftError, Tracked, Verdict};
 use netplan::{FIREWALL_TABLE, SOURCES_PRIORITY};
 
 use super::drop_points::Rule;
-use super::nft::{of_chain, rule};
 use super::pod_packets::{Packets, Search};
-use super::{Found, Treatment};
+use super::{Found, Treatment, of_chain};
 
 /// Names the first rule of each such chain that translates packets of pods to peers.
 pub(super) fn find(
@@ -22,7 +21,7 @@ pub(super) fn find(
         let mut load = |name: &str| {
             let chain = Chain { name: name.to_owned(), ..base.clone() };
             let rules = nft::chain_rules(netns, &chain, Tracked::Yes)?;
-            Ok::<_, NftError>(rules.into_iter().map(rule).collect())
+            Ok::<_, NftError>(rules.into_iter().map(Rule::from).collect())
         };
         for pods in treatment.pods_of(base.family) {
             let packets = Packets { pods, to_peers: true, hook: Hook::Postrouting };

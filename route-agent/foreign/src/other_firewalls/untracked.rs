@@ -7,8 +7,7 @@ use netlink::Netns;
 use netlink::nft::{self, NftError, Tracked};
 
 use super::drop_points::Rule;
-use super::nft::{of_chain, rule};
-use super::{Dropping, Found, Treatment};
+use super::{Dropping, Found, Treatment, of_chain};
 
 /// Finds them in chains of nftables.
 pub(super) fn find(
@@ -17,7 +16,7 @@ pub(super) fn find(
     found: &mut Found,
 ) -> Result<(), NftError> {
     for chain in nft::raw_chains(netns)? {
-        let rules = nft::chain_rules(netns, &chain, Tracked::No)?.into_iter().map(rule);
+        let rules = nft::chain_rules(netns, &chain, Tracked::No)?.into_iter().map(Rule::from);
         for rule in rules.filter(|rule| rule.untracks_probes(&treatment.hosts)) {
             let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
             let of = format!("{}: the rule with handle {}", of_chain(&chain), rule.id);

@@ -7,7 +7,7 @@ use std::{fmt, io};
 use crate::Netns;
 use crate::nfnetlink::{Nfnetlink, attribute, number, put_text, text};
 
-use super::lookup::Sets;
+use super::sets::Sets;
 use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME, Tracked};
 
 /// Name of a chain.

@@ -6,13 +6,9 @@ use std::io;
 use crate::Netns;
 use crate::nfnetlink::{Nfnetlink, attribute, attributes, number, text};
 
-use super::rule::{META_KEY, sets_value};
+use super::loaded::{CT_MARK, MARK, META_KEY, sets_value};
 use super::{GET_RULE, NftError, TABLE_NAME};
 
-/// Key of a packet's mark.
-pub(super) const MARK: u32 = 3;
-/// Key of a connection's mark.
-pub(super) const CT_MARK: u32 = 3;
 /// All tables, whatever their family.
 const UNSPECIFIED: u8 = 0;
 

@@ -9,8 +9,12 @@ use nix::net::if_::if_indextoname;
 use crate::nfnetlink::{attribute, attributes, number, text};
 
 use super::comment;
+use super::loaded::{
+    Field, IIF, IIFNAME, L4PROTO, Loaded, MARK, META_KEY, NFPROTO, OIF, OIFNAME, States, Tracked,
+    Tracking, is_verdict_map, sets_value,
+};
 use super::lookup::Lookup;
-use super::marks::{CT_MARK, MARK, MarkMatch};
+use super::marks::MarkMatch;
 
 /// Rule of a chain of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -284,88 +288,6 @@ impl Rule {
     }
 }
 
-/// Part of connection tracking that a rule compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tracking {
-    State,
-    Direction,
-    Mark,
-}
-
-impl Tracking {
-    /// `None` for what is not understood.
-    fn parse(data: &[u8]) -> Option<Self> {
-        const KEY: u16 = 2;
-        match number(data, KEY)? {
-            0 => Some(Self::State),
-            1 => Some(Self::Direction),
-            CT_MARK => Some(Self::Mark),
-            _ => None,
-        }
-    }
-
-    /// Returns whether packets that begin a connection meet a comparison; `None` if some may.
-    fn is_met_by_new(
-        self,
-        tracked: Tracked,
-        (value, mask, operator): (&[u8], Option<&[u8]>, u32),
-    ) -> Option<bool> {
-        match (self, tracked) {
-            (Self::State, _) => States::compared(value, mask, operator)?.are_met_by_new(tracked),
-            // There is nothing to compare.
-            (Self::Direction | Self::Mark, Tracked::No) => Some(false),
-            // Packets of the end that has begun a connection have direction 0.
-            (Self::Direction, Tracked::Yes) if mask.is_none() && matches!(operator, 0 | 1) => {
-                Some(value.iter().all(|byte| *byte == 0) == (operator == 0))
-            }
-            (Self::Direction | Self::Mark, Tracked::Yes | Tracked::Unknown) => None,
-        }
-    }
-}
-
-/// States of connections that a rule is about, as bits of nftables and of the old packet filter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct States {
-    pub listed: u32,
-    /// All others are meant instead.
-    pub inverted: bool,
-}
-
-impl States {
-    pub const INVALID: u32 = 1;
-    pub const ESTABLISHED: u32 = 1 << 1;
-    pub const RELATED: u32 = 1 << 2;
-    pub const NEW: u32 = 1 << 3;
-
-    /// States that meet a comparison of nftables; `None` if it is none of equality with some of them.
-    fn compared(value: &[u8], mask: Option<&[u8]>, operator: u32) -> Option<Self> {
-        let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).map(u32::from_ne_bytes).ok();
-        let is_equal = matches!(operator, 0 | 1).then_some(operator == 0)?;
-        match mask {
-            Some(mask) if word(value)? == 0 => {
-                Some(Self { listed: word(mask)?, inverted: is_equal })
-            }
-            Some(_) => None,
-            None => Some(Self { listed: word(value)?, inverted: !is_equal }),
-        }
-    }
-
-    /// Returns whether packets that begin a connection have one of them; `None` if some may: one without tracking, or to
-    /// another destination than it was sent to, has a state of its own as well.
-    pub fn are_met_by_new(self, tracked: Tracked) -> Option<bool> {
-        match tracked {
-            Tracked::Yes => {}
-            // Before connection tracking all packets are compared as invalid.
-            Tracked::No => return Some((self.listed & Self::INVALID != 0) != self.inverted),
-            Tracked::Unknown => return None,
-        }
-        let has_new = self.listed & Self::NEW != 0;
-        let simple = Self::NEW | Self::INVALID | Self::ESTABLISHED | Self::RELATED;
-        let is_known = self.listed & !simple == 0 || has_new && !self.inverted;
-        is_known.then_some(has_new != self.inverted)
-    }
-}
-
 /// States that an extension of the old packet filter compares, if it compares nothing else (`xt_conntrack.h`, its
 /// third and fourth revision; `xt_state.h`).
 fn states_of_extension(data: &[u8]) -> Option<States> {
@@ -391,73 +313,6 @@ fn states_of_extension(data: &[u8]) -> Option<States> {
             Some(States { listed, inverted: false })
         }
         _ => None,
-    }
-}
-
-/// Whether connection tracking has seen the packets of a chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Tracked {
-    No,
-    #[default]
-    Yes,
-    /// Of two hooks with one priority the kernel runs the older or the newer one first.
-    Unknown,
-}
-
-/// Value that a rule has loaded to compare it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Loaded {
-    /// Key of the packet's meta data.
-    pub(super) key: Option<u32>,
-    pub(super) field: Option<Field>,
-    pub(super) tracking: Option<Tracking>,
-    pub(super) mask: Option<Vec<u8>>,
-    tracked: Tracked,
-}
-
-impl Loaded {
-    fn cleared(&self) -> Self {
-        Self { tracked: self.tracked, ..Self::default() }
-    }
-
-    /// Returns whether a comparison of the value, under its mask, is understood.
-    pub(super) fn is_known(&self) -> bool {
-        match (self.key, self.field, self.tracking) {
-            (Some(IIF | OIF | IIFNAME | OIFNAME | L4PROTO), ..) => self.mask.is_none(),
-            (Some(MARK), ..) | (_, Some(Field::Address { .. }), _) => true,
-            (_, Some(Field::Port { .. } | Field::Protocol), _) | (.., Some(_)) => {
-                self.mask.is_none()
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Field of a packet's headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Field {
-    Address { source: bool, ipv4: bool },
-    Protocol,
-    Port { source: bool },
-}
-
-impl Field {
-    /// `None` for one that is not understood. An address may be cut behind its prefix.
-    fn parse(data: &[u8]) -> Option<Self> {
-        const BASE: u16 = 2;
-        const OFFSET: u16 = 3;
-        const NETWORK: u32 = 1;
-        const TRANSPORT: u32 = 2;
-        Some(match (number(data, BASE)?, number(data, OFFSET)?) {
-            (NETWORK, 12) => Self::Address { source: true, ipv4: true },
-            (NETWORK, 16) => Self::Address { source: false, ipv4: true },
-            (NETWORK, 8) => Self::Address { source: true, ipv4: false },
-            (NETWORK, 24) => Self::Address { source: false, ipv4: false },
-            (NETWORK, 9 | 6) => Self::Protocol,
-            (TRANSPORT, 0) => Self::Port { source: true },
-            (TRANSPORT, 2) => Self::Port { source: false },
-            _ => return None,
-        })
     }
 }
 
@@ -511,20 +366,6 @@ fn target(data: &[u8]) -> Verdict {
     }
 }
 
-/// True for an expression that sets a value instead of loading it.
-pub(super) fn sets_value(data: &[u8]) -> bool {
-    const SOURCE: u16 = 4;
-    attribute(data, SOURCE).is_some()
-}
-
-pub(super) const META_KEY: u16 = 2;
-const NFPROTO: u32 = 15;
-const L4PROTO: u32 = 16;
-const IIF: u32 = 4;
-const OIF: u32 = 5;
-const IIFNAME: u32 = 6;
-const OIFNAME: u32 = 7;
-
 /// One that sets something is no condition.
 fn meta(data: &[u8]) -> Condition {
     const SOURCE: u16 = 3;
@@ -560,12 +401,6 @@ fn compared(data: &[u8]) -> Option<Vec<u8>> {
     const VALUE: u16 = 3;
     const BYTES: u16 = 1;
     Some(attribute(attribute(data, VALUE)?, BYTES)?.to_vec())
-}
-
-/// True if the value found is written to the register of verdicts.
-pub(super) fn is_verdict_map(data: &[u8]) -> bool {
-    const DESTINATION: u16 = 3;
-    number(data, DESTINATION) == Some(0)
 }
 
 /// `None` if it loads a value instead.
