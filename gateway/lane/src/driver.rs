@@ -372,7 +372,7 @@ impl Driver {
     fn report(&mut self) {
         let now = self.port.now;
         let mut state = self.engine.peer_state();
-        state.endpoint = self.endpoint.update(state.endpoint, now);
+        state.endpoint = self.endpoint.update(state.endpoint, state.unproven_endpoint, now);
         self.rounds += 1;
         self.published.rounds.store(self.rounds, Ordering::Relaxed);
         let relayed = self.relay.as_ref().map_or(0, |relay| relay.datagrams);
