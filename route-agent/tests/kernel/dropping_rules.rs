@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 46] = [
+const DROPS: [(&str, &str); 51] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -59,6 +59,17 @@ const DROPS: [(&str, &str); 46] = [
         "iptables-nft -t mangle -I POSTROUTING -d 10.201.0.0/16 -j DROP",
         "the peers' prefix 10.201.0.0/16",
     ),
+    ("iptables-legacy -t raw -I PREROUTING -s 10.200.1.0/24 -j DROP", OF_PODS),
+    (
+        "iptables-legacy -t raw -I PREROUTING -i pod0 -m conntrack --ctstate INVALID -j DROP",
+        OF_PODS,
+    ),
+    ("iptables-legacy -t mangle -I PREROUTING -i pod0 -j DROP", OF_PODS),
+    (
+        "iptables-legacy -t mangle -I FORWARD -d 10.201.0.0/16 -j DROP",
+        "the peers' prefix 10.201.0.0/16",
+    ),
+    ("iptables-legacy -t mangle -I POSTROUTING -o weft4 -j DROP", "packets of the overlay"),
     ("nft insert rule inet f c meta mark != 0x2 drop", OF_PODS),
     ("nft insert rule inet f c meta mark and 0x2 == 0 drop", OF_PODS),
     ("nft insert rule inet f pre ct mark != { 0x2, 0x8 } ct state new drop", OF_PODS),
@@ -106,6 +117,10 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     nft add rule inet f raw ct state { new, established } drop
     nft add rule inet f raw oifname weft4 drop
     iptables-nft -t raw -A PREROUTING -m conntrack --ctstate NEW -j DROP
+    iptables-legacy -t raw -A PREROUTING -m conntrack --ctstate NEW -j DROP
+    iptables-legacy -t mangle -A FORWARD -m conntrack --ctstate INVALID -j DROP
+    iptables-legacy -t mangle -A PREROUTING -m mark --mark 0x7 -j DROP
+    iptables-legacy -t mangle -A POSTROUTING -o eth0 -s 10.200.0.0/16 -j DROP
     nft add rule inet f raw fib saddr . iif oif missing drop
     nft add rule inet f raw ip saddr 10.9.0.0/16 drop
     nft add rule inet f raw meta mark set 5

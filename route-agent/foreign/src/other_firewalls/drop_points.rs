@@ -295,13 +295,32 @@ fn is_plain(rules: &[Rule]) -> bool {
 }
 
 impl Rule {
+    /// Rule that all packets meet.
+    pub(crate) fn of_all(id: String, verdict: Verdict) -> Self {
+        Self {
+            id,
+            ours: false,
+            condition: Condition::Always,
+            verdict,
+            is_to_host: false,
+            names_overlay: false,
+            ports: BTreeSet::new(),
+            interfaces: Vec::new(),
+            addresses: Vec::new(),
+            is_ipv4: None,
+            protocol: None,
+            sports: BTreeSet::new(),
+            dports: BTreeSet::new(),
+            is_narrow: false,
+            spares_new: false,
+        }
+    }
+
     /// True if behind this rule there are fewer packets than before it, not all of them accepted.
     fn may_drop(&self) -> bool {
         !self.ours && !matches!(self.verdict, Verdict::Continue | Verdict::Accept)
     }
-}
 
-impl Rule {
     /// Returns whether packets may meet the rule at a hook: before routing they have no outgoing device.
     pub(crate) fn is_possible_at(&self, hook: Hook) -> bool {
         let mut outgoing = self.interfaces.iter().filter(|of| !of.incoming);

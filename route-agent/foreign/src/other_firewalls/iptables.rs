@@ -15,8 +15,28 @@ use netlink::nft::{
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy, untracked};
 
-const CHAINS: [(&str, Hook); 3] =
-    [("FORWARD", Hook::Forward), ("INPUT", Hook::Input), ("OUTPUT", Hook::Output)];
+/// Table that may have accepts of ours, and the others that may drop packets, each with its chains.
+const TABLES: [(&str, Tracked, BaseChains); 3] = [
+    (
+        FILTER,
+        Tracked::Yes,
+        &[("FORWARD", Hook::Forward), ("INPUT", Hook::Input), ("OUTPUT", Hook::Output)],
+    ),
+    ("raw", Tracked::No, &[("PREROUTING", Hook::Prerouting), ("OUTPUT", Hook::Output)]),
+    (
+        "mangle",
+        Tracked::Yes,
+        &[
+            ("PREROUTING", Hook::Prerouting),
+            ("INPUT", Hook::Input),
+            ("FORWARD", Hook::Forward),
+            ("OUTPUT", Hook::Output),
+            ("POSTROUTING", Hook::Postrouting),
+        ],
+    ),
+];
+type BaseChains = &'static [(&'static str, Hook)];
+const FILTER: &str = "filter";
 const VERSIONS: [(&str, &str); 2] =
     [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")];
 /// Bound for the wait for the lock that programs hold while they change tables, in seconds.
@@ -102,64 +122,46 @@ fn ensure_version(
 ) -> Result<(), IptablesError> {
     // Asking the program would make the table where there is none.
     let tables = fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
-    let has_table = |name: &str| tables.lines().any(|table| table == name);
-    if has_table("raw") && treatment.mode != Mode::Remove {
-        let raw = Table::parse(&run(program, &["-t", "raw", "-S"], "")?);
-        for chain in ["PREROUTING", "OUTPUT"] {
-            let rules = raw.chains.get(chain).map(Vec::as_slice).unwrap_or_default();
-            untracked::find_among((program, chain), rules, treatment, found);
+    let is_present = |name: &str| tables.lines().any(|table| table == name);
+    for (name, tracked, chains) in TABLES {
+        let is_concerned = name == FILTER || treatment.mode != Mode::Remove;
+        if !is_concerned || !is_present(name) {
+            continue;
         }
-    }
-    if !has_table("filter") {
-        return Ok(());
-    }
-    let table = Table::parse(&run(program, &["-S"], "")?);
-    let mut wanted: BTreeMap<DropPoint, BTreeSet<Accept>> = BTreeMap::new();
-    for (chain, hook) in CHAINS {
-        let drops = table.drop_points(chain, hook, &treatment.ways);
-        for (chain, rule) in &drops.rules {
-            if let Some(taken) = treatment.taken_by(hook, rule) {
-                found.add_rule((hook, rule), rule_drop(program, (chain, hook), rule, &taken));
+        let text = run(program, &["-t", name, "-S"], "")?;
+        let table = Table::parse((program, name), tracked, &text);
+        if name == "raw" {
+            for (chain, _) in chains {
+                let rules = table.chains.get(*chain).map(Vec::as_slice).unwrap_or_default();
+                untracked::find_among((program, chain), rules, treatment, found);
             }
         }
-        if hook == Hook::Forward {
-            table.find_faults(program, treatment, found);
+        let wanted = table.look(chains, treatment, found);
+        let script = table.script(&wanted);
+        if !script.is_empty() {
+            let input = format!("*{name}\n{script}COMMIT\n");
+            run(&format!("{program}-restore"), &["--noflush"], &input)?;
+            found.changed = true;
         }
-        let missing = treatment.missing(hook, &drops.admitted);
-        let missing = missing.filter(|_| treatment.mode != Mode::Remove);
-        if let Some(ports) = &missing {
-            let chains = drops.by_interface.iter().map(|point| &point.chain);
-            let chains = chains.map(|chain| of_some_devices(&format!("{program}'s chain {chain}")));
-            chains.for_each(|chain| found.add_chain(hook, remedy(&chain, (hook, ports), false)));
-        }
-        if treatment.accepts_at(hook) {
-            for point in drops.points {
-                wanted.entry(point).or_default().extend(accepts(hook, treatment));
-            }
-        } else if let Some(ports) = missing.filter(|_| !drops.points.is_empty()) {
-            let chain = format!("{program}'s chain {chain}");
-            found.add_chain(hook, remedy(&chain, (hook, &ports), false));
-        }
-    }
-    let script = table.script(&wanted);
-    if !script.is_empty() {
-        let input = format!("*filter\n{script}COMMIT\n");
-        run(&format!("{program}-restore"), &["--noflush"], &input)?;
-        found.changed = true;
     }
     Ok(())
 }
 
-/// The filter table, as `iptables -S` prints it.
-#[derive(Default)]
-struct Table {
+/// Accepts wanted in a table.
+type Wanted = BTreeMap<DropPoint, BTreeSet<Accept>>;
+
+/// A table, as `iptables -S` prints it.
+struct Table<'a> {
+    program: &'a str,
+    name: &'a str,
     chains: BTreeMap<String, Vec<Rule>>,
     dropping: BTreeSet<String>,
 }
 
-impl Table {
-    fn parse(text: &str) -> Self {
-        let mut table = Self::default();
+impl<'a> Table<'a> {
+    fn parse((program, name): (&'a str, &'a str), tracked: Tracked, text: &str) -> Self {
+        let (chains, dropping) = Default::default();
+        let mut table = Self { program, name, chains, dropping };
         let lines: Vec<Vec<String>> = text.lines().map(words).collect();
         for line in &lines {
             if let [verb, chain, ..] = &line[..]
@@ -175,11 +177,40 @@ impl Table {
             if let [verb, chain, rest @ ..] = &line[..]
                 && verb == "-A"
             {
-                let rule = rule(text, rest, &table.chains);
+                let rule = rule(text, rest, &table.chains, tracked);
                 table.chains.entry(chain.clone()).or_default().push(rule);
             }
         }
         table
+    }
+
+    /// Adds what drops packets of weft. Returns the accepts that are wanted against it.
+    fn look(&self, chains: BaseChains, treatment: &Treatment, found: &mut Found) -> Wanted {
+        let mut wanted = Wanted::new();
+        for (chain, hook) in chains.iter().copied() {
+            let drops = self.drop_points(chain, hook, &treatment.ways);
+            for (chain, rule) in &drops.rules {
+                if let Some(taken) = treatment.taken_by(hook, rule) {
+                    found.add_rule((hook, rule), self.drop_of((chain, hook), rule, &taken));
+                }
+            }
+            self.find_faults((chain, hook), treatment, found);
+            let missing = treatment.missing(hook, &drops.admitted);
+            let missing = missing.filter(|_| treatment.mode != Mode::Remove);
+            if let Some(ports) = &missing {
+                let chains = drops.by_interface.iter().map(|point| self.title(&point.chain));
+                let chains = chains.map(|chain| of_some_devices(&chain));
+                chains.for_each(|of| found.add_chain(hook, remedy(&of, (hook, ports), false)));
+            }
+            if treatment.accepts_at(hook) && self.name == FILTER {
+                for point in drops.points {
+                    wanted.entry(point).or_default().extend(accepts(hook, treatment));
+                }
+            } else if let Some(ports) = missing.filter(|_| !drops.points.is_empty()) {
+                found.add_chain(hook, remedy(&self.title(chain), (hook, &ports), false));
+            }
+        }
+        wanted
     }
 
     fn drop_points(&self, chain: &str, hook: Hook, ways: &[Way]) -> Drops {
@@ -193,22 +224,52 @@ impl Table {
     }
 
     /// Adds the drops of all packets between pods and peers of one direction.
-    fn find_faults(&self, program: &str, treatment: &Treatment, found: &mut Found) {
+    fn find_faults(&self, (base, hook): (&str, Hook), treatment: &Treatment, found: &mut Found) {
         let mut load = |name: &str| {
             Ok::<_, std::convert::Infallible>(self.chains.get(name).cloned().unwrap_or_default())
         };
-        let is_ipv6 = program.starts_with("ip6");
+        if matches!(hook, Hook::Input | Hook::Output) {
+            return;
+        }
+        let is_ipv6 = self.program.starts_with("ip6");
         let family = if is_ipv6 { ChainFamily::Ip6 } else { ChainFamily::Ip };
-        let from = (family, Hook::Forward, "FORWARD");
+        let from = (family, hook, base);
         let Ok(()) = treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
-            let drop = rule_drop(program, (chain, Hook::Forward), rule, &of_pods(packets.pods));
-            let removal = format!("{program} {}", rule.id.replacen("-A", "-D", 1));
-            treatment.add_fault(found, (rule, packets), (&drop, removal));
+            let drop = self.drop_of((chain, hook), rule, &of_pods(packets.pods));
+            treatment.add_fault(found, (rule, packets), (&drop, self.removal_of(rule)));
         });
     }
 
+    fn title(&self, chain: &str) -> String {
+        let Self { program, name, .. } = self;
+        match *name {
+            FILTER => format!("{program}'s chain {chain}"),
+            name => format!("{program}'s chain {chain} of table {name}"),
+        }
+    }
+
+    /// Command that removes a rule.
+    fn removal_of(&self, rule: &Rule) -> String {
+        let Self { program, name, .. } = self;
+        let removal = rule.id.replacen("-A", "-D", 1);
+        match *name {
+            FILTER => format!("{program} {removal}"),
+            name => format!("{program} -t {name} {removal}"),
+        }
+    }
+
+    fn drop_of(&self, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {
+        let cause =
+            format!("{} (hook {hook}): the rule `{}` drops {taken}", self.title(chain), rule.id);
+        let removal = self.removal_of(rule);
+        PacketDrop {
+            cause,
+            remedy: format!("have its owner except them, or remove it (`{removal}`)"),
+        }
+    }
+
     /// Lines for `iptables-restore`; empty if all accepts are in their places.
-    fn script(&self, wanted: &BTreeMap<DropPoint, BTreeSet<Accept>>) -> String {
+    fn script(&self, wanted: &Wanted) -> String {
         let mut script = String::new();
         for (name, rules) in &self.chains {
             let has_ours = rules.iter().any(|rule| rule.ours);
@@ -250,36 +311,14 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     }
 }
 
-fn rule_drop(program: &str, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {
-    let remove = rule.id.replacen("-A", "-D", 1);
-    PacketDrop {
-        cause: format!(
-            "{program}'s chain {chain} (hook {hook}): the rule `{}` drops {taken}",
-            rule.id
-        ),
-        remedy: format!("have its owner except them, or remove it (`{program} {remove}`)"),
-    }
-}
-
 /// Parses the words of a rule behind its chain's name.
-fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> Rule {
-    let mut rule = Rule {
-        id: line.to_owned(),
-        ours: false,
-        condition: Condition::Always,
-        is_to_host: false,
-        verdict: Verdict::Continue,
-        names_overlay: false,
-        ports: BTreeSet::new(),
-        interfaces: Vec::new(),
-        addresses: Vec::new(),
-        is_ipv4: None,
-        protocol: None,
-        sports: BTreeSet::new(),
-        dports: BTreeSet::new(),
-        is_narrow: false,
-        spares_new: false,
-    };
+fn rule(
+    line: &str,
+    words: &[String],
+    chains: &BTreeMap<String, Vec<Rule>>,
+    tracked: Tracked,
+) -> Rule {
+    let mut rule = Rule::of_all(line.to_owned(), Verdict::Continue);
     let mut negated = false;
     let mut rest = words;
     while let [word, tail @ ..] = rest {
@@ -317,7 +356,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 rule.condition = Condition::Other;
                 let listed = states.split(',').map(state).fold(0, std::ops::BitOr::bitor);
                 let states = States { listed, inverted: std::mem::take(&mut negated) };
-                let is_met = states.are_met_by_new(Tracked::Yes);
+                let is_met = states.are_met_by_new(tracked);
                 rule.is_narrow |= is_met != Some(true);
                 rule.spares_new |= is_met == Some(false);
             }
@@ -328,14 +367,9 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 ports.extend(port.parse::<u16>());
                 rule.ports.extend(port.parse::<u16>());
             }
-            ("-j", "NOTRACK") => rule.verdict = Verdict::Untrack,
-            ("-j", "CT") if rest.first().is_some_and(|option| option == "--notrack") => {
-                rule.verdict = Verdict::Untrack;
-                break;
-            }
             // Options of the target follow.
             ("-j", target) => {
-                rule.verdict = verdict(target, chains.contains_key(target));
+                rule.verdict = verdict(target, rest, chains.contains_key(target));
                 break;
             }
             ("-g", chain) => {
@@ -368,8 +402,11 @@ fn state(name: &str) -> u32 {
     }
 }
 
-fn verdict(target: &str, is_chain: bool) -> Verdict {
+/// Verdict of a target with these options.
+fn verdict(target: &str, options: &[String], is_chain: bool) -> Verdict {
     match target {
+        "NOTRACK" => Verdict::Untrack,
+        "CT" if options.first().is_some_and(|option| option == "--notrack") => Verdict::Untrack,
         "ACCEPT" => Verdict::Accept,
         "DROP" | "REJECT" => Verdict::Drop,
         "RETURN" => Verdict::Return,
@@ -435,9 +472,13 @@ mod tests {
     use super::*;
     use fabric_api::fabric::VXLAN_PORT;
 
+    fn parse(text: &str) -> Table<'static> {
+        Table::parse(("iptables-legacy", FILTER), Tracked::Yes, text)
+    }
+
     /// Changes to the FORWARD chain of a table.
     fn changes(table: &str) -> String {
-        let table = Table::parse(table);
+        let table = parse(table);
         let drops = table.drop_points("FORWARD", Hook::Forward, &[]);
         let accept = || BTreeSet::from([Accept { matches: "-i weft+".to_owned(), port: None }]);
         table.script(&drops.points.into_iter().map(|point| (point, accept())).collect())
@@ -490,7 +531,7 @@ mod tests {
     fn dispatched(rules: &str) -> Vec<String> {
         let incoming = Some("eth0".to_owned());
         let ways = [Way { hook: Hook::Input, incoming, outgoing: None }];
-        let table = Table::parse(rules);
+        let table = parse(rules);
         let drops = table.drop_points("INPUT", Hook::Input, &ways);
         assert!(drops.points.is_empty(), "{rules}");
         let chains = drops.by_interface.into_iter().map(|point| point.chain);

@@ -237,21 +237,9 @@ mod tests {
             negated: false,
         };
         Rule {
-            id: "1".to_owned(),
-            ours: false,
             condition: Condition::Interface,
-            is_to_host: false,
-            verdict,
-            names_overlay: false,
-            ports: BTreeSet::new(),
             interfaces: interfaces.iter().map(interface).collect(),
-            addresses: Vec::new(),
-            is_ipv4: None,
-            protocol: None,
-            sports: BTreeSet::new(),
-            dports: BTreeSet::new(),
-            is_narrow: false,
-            spares_new: false,
+            ..Rule::of_all("1".to_owned(), verdict)
         }
     }
 
