@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use fabric_api::fabric::{FabricRecord, NodeConfig, NodeConfigSpec, NodeConfigStatus};
+use fabric_api::fabric::{FabricRecord, NodeConfig, NodeConfigStatus};
 use fabric_api::{Cidr, overlay_v6};
 use fabric_runtime::{Heartbeat, Stop, chain, until};
 use fabric_store::{Event, Kind, Object, Store};
@@ -23,8 +23,9 @@ use crate::config_source::{self, ConfigSource};
 use crate::desired::{Desired, Joined};
 use crate::gateway_paths::GatewayPaths;
 use crate::host_faults::HostFaults;
-use crate::host_state::{self, HostState};
+use crate::host_state::HostState;
 use crate::overlay_probe::{FaultyPaths, OverlayProbes};
+use crate::parsed_config::ParsedConfig;
 use crate::presence::Presence;
 use crate::problems::{Problems, value_of};
 use crate::refusal::Refuser;
@@ -235,6 +236,7 @@ impl Agent {
         let Some(mut config) = self.desired.config().cloned() else { return Vec::new() };
         self.paths.follow_take_overs(&mut config.spec);
         self.presence.set(self.desired.is_member());
+        let parsed = ParsedConfig::parse(&config);
         let began = Instant::now();
         self.count_refused();
         self.probes.retain(&config.spec);
@@ -244,11 +246,11 @@ impl Agent {
             self.undone.clear();
             problems.extend(self.other_firewalls.remove().await);
             let (table, refuser) = (&mut self.table, &mut self.refuser);
-            let withdrawn = self.withdrawal.enforce(&self.handle, table, refuser, &config.spec);
+            let withdrawn = self.withdrawal.enforce(&self.handle, table, refuser, &parsed);
             problems.extend(withdrawn.await);
             Vec::new()
         } else {
-            self.fulfil(&config, &mut problems).await
+            self.fulfil(&parsed, &mut problems).await
         };
         self.problems.set_own(problems);
         self.vitals.reconciled(began.elapsed());
@@ -259,20 +261,19 @@ impl Agent {
     /// Brings the node to a config that it is to have. Returns the settings to look at again.
     async fn fulfil(
         &mut self,
-        config: &NodeConfig,
+        config: &ParsedConfig<'_>,
         problems: &mut BTreeSet<String>,
     ) -> Vec<Sysctl> {
-        let spec = &config.spec;
         let gathered = HostState::gather(&self.handle).await;
         let Some(host_state) = value_of(gathered, problems) else { return Vec::new() };
-        self.other_firewalls.request(treatment(spec, &host_state, self.accept));
+        self.other_firewalls.request(treatment(config, &host_state, self.accept));
         let in_kubernetes = self.in_kubernetes;
         let stale = self.faults.observe(&self.handle, config, &host_state, in_kubernetes).await;
         let stale = value_of(stale, problems).unwrap_or_default();
         problems.extend(stale);
         let kept = self.refuser.begin(&self.handle, config, &host_state).await;
         let kept = value_of(kept, problems);
-        let compiled = self.compile(spec, &host_state, kept.as_ref());
+        let compiled = self.compile(config, &host_state, kept.as_ref());
         let applied = self.apply(&compiled).await;
         if let Some(kept) = kept {
             let peers = &compiled.firewall.peers;
@@ -281,7 +282,7 @@ impl Agent {
         }
         // The table drops what is for a gateway and has no route into the overlay.
         if applied.is_guarded || applied.is_whole() {
-            self.probes.follow(spec);
+            self.probes.follow(config.spec);
         }
         if self.remove_liqo && applied.is_guarded && applied.is_whole() {
             let removed = liqo_leftovers::remove(&self.handle, &compiled.firewall.peers).await;
@@ -296,17 +297,17 @@ impl Agent {
     /// Returns the desired state. `kept` are prefixes that stay refused, if these are known.
     fn compile(
         &self,
-        spec: &NodeConfigSpec,
+        config: &ParsedConfig<'_>,
         host_state: &HostState,
         kept: Option<&BTreeSet<Cidr>>,
     ) -> Compiled {
         let refused = kept.unwrap_or_else(|| self.refuser.refused());
-        let mut compiled = compile(spec, host_state, refused);
+        let mut compiled = compile(config, host_state, refused);
         if self.desired.is_lost() {
             compiled.problems.insert(LOST.to_owned());
             compiled.firewall.unconnected.clone_from(&compiled.firewall.peers);
         }
-        compiled.refuse(spec, self.paths.lost());
+        compiled.refuse(config, self.paths.lost());
         compiled
     }
 
@@ -376,7 +377,7 @@ impl Agent {
             lossy_gateways: lossy,
             cramped_gateways: cramped,
             undone,
-            refused: Some(self.refuser.report(&config.spec)),
+            refused: Some(self.refuser.report(&ParsedConfig::parse(&config).refused)),
             refuses_recorded: true,
             // A DaemonSet has one agent a node.
             reported_by: (!self.in_kubernetes).then_some(reporter),
@@ -390,29 +391,26 @@ impl Agent {
 }
 
 /// Treatment of other firewalls that this config needs.
-fn treatment(config: &NodeConfigSpec, host_state: &HostState, accept: bool) -> Treatment {
-    let gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
-    let peers = config.peerings.iter().flat_map(|peering| &peering.prefixes);
+fn treatment(config: &ParsedConfig<'_>, host_state: &HostState, accept: bool) -> Treatment {
     let pod_devices = host_state.devices_of_pods(config);
     Treatment {
         mode: if accept { Mode::Accept } else { Mode::Report },
         ways: host_state.ways(config),
-        listen_ports: gateways.filter_map(|gateway| gateway.listen_port).collect(),
-        peers: peers.filter_map(|prefix| prefix.parse().ok()).collect(),
-        pods: host_state::pod_cidrs(config).collect(),
+        listen_ports: config.gateways().filter_map(|gateway| gateway.listen_port).collect(),
+        peers: config.peers().collect(),
+        pods: config.pod_cidrs().collect(),
         pod_devices: pod_devices.into_iter().map(str::to_owned).collect(),
         hosts: overlay_hosts(config),
     }
 }
 
 /// Addresses of VXLAN packets and of probes.
-fn overlay_hosts(config: &NodeConfigSpec) -> BTreeSet<IpAddr> {
-    let gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
-    let overlays = gateways.flat_map(|gateway| {
+fn overlay_hosts(config: &ParsedConfig<'_>) -> BTreeSet<IpAddr> {
+    let overlays = config.gateways().flat_map(|gateway| {
         let (v4, v6) = (gateway.overlay, overlay_v6(gateway.overlay));
         [v4.into(), v6.into(), gateway.underlay].into_iter().chain(gateway.links.clone())
     });
-    overlays.chain(config.underlay.iter().copied()).collect()
+    overlays.chain(config.spec.underlay.iter().copied()).collect()
 }
 
 /// `end` is that of the refusal, if it has one.

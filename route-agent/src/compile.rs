@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering, VNI, VXLAN_PORT};
+use fabric_api::fabric::{NodeGateway, VNI, VXLAN_PORT};
 use fabric_api::{Cidr, Mac, overlay_v6};
 use netplan::names::{
     self, BACKSTOP_PRIORITY, BACKSTOP_TABLE, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY,
@@ -10,6 +10,7 @@ use netplan::names::{
 use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
 
 use crate::host_state::HostState;
+use crate::parsed_config::{ParsedConfig, ParsedGateway, ParsedPeering};
 
 /// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,11 +26,9 @@ pub(crate) struct Compiled {
 
 impl Compiled {
     /// Refuses new connections to peers, whatever their config.
-    pub(crate) fn refuse(&mut self, config: &NodeConfigSpec, peers: &BTreeSet<String>) {
-        let lost =
-            config.peerings.iter().filter(|peering| peers.contains(&peering.peer_cluster_id));
-        let prefixes = lost.flat_map(|peering| &peering.prefixes);
-        let prefixes = prefixes.filter_map(|prefix| prefix.parse().ok());
+    pub(crate) fn refuse(&mut self, config: &ParsedConfig<'_>, peers: &BTreeSet<String>) {
+        let lost = config.peerings.iter().filter(|of| peers.contains(&of.spec.peer_cluster_id));
+        let prefixes = lost.flat_map(|peering| &peering.prefixes).copied();
         let Firewall { peers, unconnected, .. } = &mut self.firewall;
         unconnected.extend(prefixes.filter(|prefix| peers.contains(prefix)));
     }
@@ -37,11 +36,13 @@ impl Compiled {
 
 /// Same input, same output. `refused` are prefixes that have no peering.
 pub(crate) fn compile(
-    config: &NodeConfigSpec,
+    config: &ParsedConfig<'_>,
     host_state: &HostState,
     refused: &BTreeSet<Cidr>,
 ) -> Compiled {
-    let mut compiler = Compiler { config, host_state, out: Compiled::default() };
+    let problems = config.problems.clone();
+    let out = Compiled { problems, ..Compiled::default() };
+    let mut compiler = Compiler { config, host_state, out };
     compiler.add_links();
     compiler.add_rules();
     for peering in &config.peerings {
@@ -57,25 +58,26 @@ pub(crate) fn compile(
 
 /// Returns whether a prefix may be refused apart from peerings: no peering has it, and it takes
 /// nothing from the node.
-pub(crate) fn is_refusable(config: &NodeConfigSpec, host_state: &HostState, prefix: &Cidr) -> bool {
+pub(crate) fn is_refusable(
+    config: &ParsedConfig<'_>,
+    host_state: &HostState,
+    prefix: &Cidr,
+) -> bool {
     let compiler = Compiler { config, host_state, out: Compiled::default() };
-    let mut peers = config.peerings.iter().flat_map(|peering| &peering.prefixes);
-    let is_peers = peers.any(|peer| peer.parse::<Cidr>().is_ok_and(|peer| peer.overlaps(prefix)));
-    !is_peers && compiler.covered(prefix).is_none()
+    !config.peers().any(|peer| peer.overlaps(prefix)) && compiler.covered(prefix).is_none()
 }
 
 struct Compiler<'a> {
-    config: &'a NodeConfigSpec,
+    config: &'a ParsedConfig<'a>,
     host_state: &'a HostState,
     out: Compiled,
 }
 
 impl Compiler<'_> {
     fn add_links(&mut self) {
-        let Some(overlay) = self.config.overlay else { return };
-        let mac = self.mac(self.config.mac.as_deref(), overlay);
-        let gateways = self.config.peerings.iter().filter_map(|p| p.gateway.as_ref());
-        let families: BTreeSet<Family> = gateways.map(|g| Family::of(g.underlay)).collect();
+        let Some(mac) = self.config.mac else { return };
+        let families = self.config.gateways().map(|gateway| Family::of(gateway.underlay));
+        let families: BTreeSet<Family> = families.collect();
         for family in families {
             let dev = names::device(family);
             let mtu = self.underlay_mtu(family) - names::overhead(family);
@@ -125,7 +127,7 @@ impl Compiler<'_> {
 
     /// The device that has the node's address.
     fn underlay_device(&self, family: Family) -> Option<&str> {
-        let mut own = self.config.underlay.iter().filter(|ip| Family::of(**ip) == family);
+        let mut own = self.config.spec.underlay.iter().filter(|ip| Family::of(**ip) == family);
         own.find_map(|ip| self.host_state.device_of(*ip))
     }
 
@@ -150,10 +152,9 @@ impl Compiler<'_> {
                 });
             }
         }
-        let pods = self.config.local_pods.iter().filter_map(|text| text.parse::<Cidr>().ok());
         // A pod outside the node's pod CIDRs has no rules, which would be two a pod: the gateway has
         // no route to it once it is gone.
-        for pods in pods.filter(|pods| *pods != Cidr::host(pods.address())) {
+        for pods in self.config.pod_cidrs() {
             self.confine_to_pods(pods);
         }
     }
@@ -183,17 +184,17 @@ impl Compiler<'_> {
         self.out.state.rules.insert(rule);
     }
 
-    fn add_peering(&mut self, peering: &NodePeering) {
+    fn add_peering(&mut self, peering: &ParsedPeering<'_>) {
         let prefixes = self.usable_prefixes(peering);
-        let gateway = peering.gateway.as_ref().filter(|_| self.config.overlay.is_some());
+        let gateway = peering.gateway.filter(|_| self.config.spec.overlay.is_some());
         if let Some(gateway) = gateway {
             self.add_gateway(gateway);
         }
         for prefix in prefixes {
             self.out.firewall.peers.insert(prefix);
             self.put_backstops(prefix);
-            let way = gateway.and_then(|gateway| self.way(gateway, peering, &prefix));
-            if !peering.connected || way.is_none() {
+            let way = gateway.and_then(|gateway| self.way(gateway.spec, peering, &prefix));
+            if !peering.spec.connected || way.is_none() {
                 self.out.firewall.unconnected.insert(prefix);
             }
             if let Some(route) = way {
@@ -210,23 +211,16 @@ impl Compiler<'_> {
         }
     }
 
-    /// Those that can be read and take nothing from the node or another peer.
-    fn usable_prefixes(&mut self, peering: &NodePeering) -> Vec<Cidr> {
-        let peer = &peering.peer_cluster_id;
+    /// Those that take nothing from the node or another peer.
+    fn usable_prefixes(&mut self, peering: &ParsedPeering<'_>) -> Vec<Cidr> {
+        let peer = &peering.spec.peer_cluster_id;
         let mut usable = Vec::new();
-        for text in &peering.prefixes {
-            let refusal = match text.parse::<Cidr>() {
-                Err(error) => Some(error.to_string()),
-                Ok(prefix) => {
-                    let refusal = self.covered(&prefix);
-                    if refusal.is_none() {
-                        usable.push(prefix);
-                    }
-                    refusal.map(|what| format!("it would cover {what}"))
-                }
-            };
-            if let Some(refusal) = refusal {
-                self.problem(format!("peer {peer}: prefix {text} is refused: {refusal}"));
+        for prefix in &peering.prefixes {
+            match self.covered(prefix) {
+                None => usable.push(*prefix),
+                Some(what) => self.problem(format!(
+                    "peer {peer}: prefix {prefix} is refused: it would cover {what}"
+                )),
             }
         }
         usable
@@ -239,16 +233,13 @@ impl Compiler<'_> {
         if let Some((network, dev)) = networks.next() {
             return Some(format!("the node's own network {network} on {dev}"));
         }
-        let gateways = self.config.peerings.iter().filter_map(|p| p.gateway.as_ref());
-        let underlay = gateways
-            .flat_map(|g| [g.underlay, g.overlay.into()].into_iter().chain(g.links.iter().copied()))
-            .chain(self.config.underlay.iter().copied());
-        if let Some(address) = underlay.into_iter().find(|address| prefix.contains(*address)) {
+        let of_gateway = |g: &NodeGateway| [&[g.underlay, g.overlay.into()], &*g.links].concat();
+        let of_gateways = self.config.gateways().flat_map(of_gateway);
+        let mut underlay = of_gateways.chain(self.config.spec.underlay.iter().copied());
+        if let Some(address) = underlay.find(|address| prefix.contains(*address)) {
             return Some(format!("the address {address}, which the overlay runs on"));
         }
-        let pods = self.config.pod_cidrs.iter().chain(&self.config.local_pods);
-        let pods = pods.filter_map(|text| text.parse::<Cidr>().ok());
-        if let Some(pods) = pods.into_iter().find(|pods| pods.overlaps(prefix)) {
+        if let Some(pods) = self.config.pods().find(|pods| pods.overlaps(prefix)) {
             return Some(format!("the cluster's own pods {pods}"));
         }
         let mut peers = self.out.firewall.peers.iter().filter(|peer| peer.overlaps(prefix));
@@ -256,9 +247,8 @@ impl Compiler<'_> {
     }
 
     /// Neighbours, FDB entry and routes that make a gateway reachable.
-    fn add_gateway(&mut self, gateway: &NodeGateway) {
+    fn add_gateway(&mut self, ParsedGateway { spec: gateway, mac }: ParsedGateway<'_>) {
         let dev = names::device(Family::of(gateway.underlay));
-        let mac = self.mac(gateway.mac.as_deref(), gateway.overlay);
         self.out.state.fdb.insert((dev.to_owned(), mac), gateway.underlay);
         let overlay = [Some(IpAddr::from(gateway.overlay)), self.overlay_v6(gateway)];
         for address in overlay.into_iter().flatten() {
@@ -274,15 +264,6 @@ impl Compiler<'_> {
         }
     }
 
-    /// Without one, it follows from the overlay address.
-    fn mac(&mut self, text: Option<&str>, overlay: Ipv4Addr) -> Mac {
-        let parsed = text.map(|text| text.parse().map_err(|error| (text, error))).transpose();
-        if let Err((text, error)) = &parsed {
-            self.problem(format!("MAC address {text} of {overlay}: {error}"));
-        }
-        parsed.ok().flatten().unwrap_or_else(|| Mac::of_overlay(overlay))
-    }
-
     fn overlay_v6(&self, gateway: &NodeGateway) -> Option<IpAddr> {
         let dev = names::device(Family::of(gateway.underlay));
         self.has_ipv6(dev).then(|| overlay_v6(gateway.overlay).into())
@@ -292,7 +273,7 @@ impl Compiler<'_> {
     /// backstop keeps VXLAN from leaving by the default route.
     fn add_link(&mut self, address: IpAddr, mac: Mac) {
         self.put(RouteKey::overlay_backstop(TABLE, address.into()), Route::unreachable(PROTOCOL));
-        let mut own = self.config.underlay.iter();
+        let mut own = self.config.spec.underlay.iter();
         if let Some(host) = own.find(|own| own.is_ipv4() == address.is_ipv4()) {
             self.out.firewall.links.insert(Link { host: *host, address, mac });
         }
@@ -302,7 +283,7 @@ impl Compiler<'_> {
     fn way(
         &mut self,
         gateway: &NodeGateway,
-        peering: &NodePeering,
+        ParsedPeering { spec: peering, .. }: &ParsedPeering<'_>,
         prefix: &Cidr,
     ) -> Option<Route> {
         let dev = names::device(Family::of(gateway.underlay));
@@ -331,11 +312,10 @@ impl Compiler<'_> {
 
     /// Returns whether the cluster has addresses of a family: without any, nobody here sends to peers' of it.
     fn has_own(&self, family: Family) -> bool {
-        let config = self.config;
-        let cidrs = config.pod_cidrs.iter().chain(&config.local_pods).chain(&config.outside_pods);
-        let mut pods = cidrs.filter_map(|text| text.parse::<Cidr>().ok());
-        pods.any(|pods| Family::of(pods.address()) == family)
-            || config.external.iter().any(|external| Family::of(*external) == family)
+        let mut pods = self.config.pods().chain(self.config.outside_pods.iter().copied());
+        let mut external = self.config.spec.external.iter();
+        pods.any(|pods| Family::of_prefix(&pods) == family)
+            || external.any(|external| Family::of(*external) == family)
     }
 
     /// Problem of an underlay whose device leaves too little of a packet for IPv6: one for all peers.
@@ -359,7 +339,7 @@ impl Compiler<'_> {
         let fits = |ip: &&IpAddr| {
             Family::of(**ip) == Family::of(gateway) && self.host_state.device_of(**ip).is_some()
         };
-        match self.config.underlay.iter().find(fits) {
+        match self.config.spec.underlay.iter().find(fits) {
             Some(own) => route.with_source(*own),
             None => route,
         }
@@ -368,11 +348,7 @@ impl Compiler<'_> {
     /// Overlay and link addresses end in weft's table instead of leaving by the default route, also
     /// those of gateways that are gone.
     fn add_internal(&mut self) {
-        let Some(text) = &self.config.internal_cidr else { return };
-        let internal = match text.parse::<Cidr>() {
-            Ok(internal) => internal,
-            Err(error) => return self.problem(format!("internal CIDR {text}: {error}")),
-        };
+        let Some(internal) = self.config.internal else { return };
         let of_v6 = self.host_state.ipv6.then(|| match internal.address() {
             // Addresses of links differ from those of the overlay in the 16-bit group before the
             // last two.
@@ -397,7 +373,7 @@ impl Compiler<'_> {
 
     /// The node's own addresses and IP resources.
     fn add_own(&mut self) {
-        for address in &self.config.external {
+        for address in &self.config.spec.external {
             // It is on no device: what NAT does not translate back would leave by default.
             self.put(RouteKey::new(TABLE, (*address).into()), Route::unreachable(PROTOCOL));
             match address {
@@ -405,36 +381,29 @@ impl Compiler<'_> {
                 IpAddr::V6(ip) => _ = self.out.firewall.external_v6.get_or_insert(*ip),
             }
         }
-        for text in &self.config.local_pods {
-            match text.parse() {
-                Ok(pods) => _ = self.out.firewall.local_pods.insert(pods),
-                Err(error) => self.problem(format!("pods {text} are masqueraded: {error}")),
-            }
-        }
         let firewall = &mut self.out.firewall;
-        firewall
-            .pods
-            .extend(self.config.pod_cidrs.iter().filter_map(|text| text.parse::<Cidr>().ok()));
+        firewall.local_pods.extend(&self.config.local_pods);
+        firewall.pods.extend(&self.config.cluster_pods);
         let exits = self.host_state.exits(self.config);
         firewall.exits.extend(exits.into_iter().map(str::to_owned));
         let uplinks = self.host_state.uplinks(self.config);
         firewall.uplinks.extend(uplinks.into_iter().map(str::to_owned));
         firewall.underlay = self.host_state.underlay_networks(self.config);
         firewall.has_symmetric_pods = self.host_state.has_symmetric_pods(self.config);
-        for map in &self.config.ips {
+        for map in &self.config.spec.ips {
             firewall.targets.insert(map.external, map.target);
             if map.masquerade {
                 firewall.masqueraded.insert(map.external);
             }
         }
-        firewall.vxlan_sources.extend(&self.config.vxlan_sources);
-        firewall.full_masquerade = self.config.full_masquerade;
+        firewall.vxlan_sources.extend(&self.config.spec.vxlan_sources);
+        firewall.full_masquerade = self.config.spec.full_masquerade;
     }
 
     fn note_missing(&mut self) {
         let peers = |v4| self.out.firewall.peers.iter().any(|peer| peer.is_ipv4() == v4);
         let (v4, v6) = (peers(true), peers(false));
-        if self.config.overlay.is_none() && (v4 || v6) {
+        if self.config.spec.overlay.is_none() && (v4 || v6) {
             self.problem("the node has no overlay address yet".to_owned());
         }
         let families = [

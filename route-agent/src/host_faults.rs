@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::fabric::{
-    Diversion, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus, PacketDrop,
-};
+use fabric_api::fabric::{Diversion, ForwardingOff, MovedAddress, NodeConfigStatus, PacketDrop};
 use foreign::foreign_routes::{self, Foreign};
 use jiff::Timestamp;
 use netlink::{Handle, NetlinkError};
@@ -12,6 +10,7 @@ use netplan::Sysctl;
 
 use crate::host_state::HostState;
 use crate::moved::{self, Homes};
+use crate::parsed_config::ParsedConfig;
 
 #[derive(Default)]
 pub(crate) struct HostFaults {
@@ -47,16 +46,16 @@ impl HostFaults {
     pub(crate) async fn observe(
         &mut self,
         handle: &Handle,
-        config: &NodeConfig,
+        config: &ParsedConfig<'_>,
         host_state: &HostState,
         in_kubernetes: bool,
     ) -> Result<BTreeSet<String>, NetlinkError> {
-        self.carriers = host_state.underlay_carriers(&config.spec);
-        if let Some(status) = config.status.as_ref().filter(|_| self.homes.is_empty()) {
+        self.carriers = host_state.underlay_carriers(config);
+        if let Some(status) = config.object.status.as_ref().filter(|_| self.homes.is_empty()) {
             self.homes = moved::homes_of(&status.moved, host_state);
         }
         let homes = &mut self.homes;
-        self.moved = moved::find(handle, &config.spec, host_state, homes, in_kubernetes).await?;
+        self.moved = moved::find(handle, config, host_state, homes, in_kubernetes).await?;
         Ok(self.moved.iter().filter(|_| in_kubernetes).map(moved::stale).collect())
     }
 

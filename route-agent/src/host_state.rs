@@ -2,12 +2,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
-use fabric_api::fabric::{NodeConfigSpec, PacketDrop};
+use fabric_api::fabric::PacketDrop;
 use foreign::other_firewalls::Way;
 use netlink::nft::Hook;
 use netlink::{ForeignRoute, Handle, LOCAL_TABLE, NetlinkError, read_sysctl};
 use netplan::names::{self, MAIN_TABLE, TABLE, is_everywhere};
 use netplan::{Address, Family, Sysctl};
+
+use crate::parsed_config::ParsedConfig;
 
 /// State of the node that the agent needs besides its config.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +84,7 @@ impl HostState {
     /// the namespace's sets those of all devices, so that it is the remedy where it is off, too.
     pub(crate) fn forwarding_of(
         &self,
-        config: &NodeConfigSpec,
+        config: &ParsedConfig<'_>,
         family: Family,
     ) -> Vec<(&Sysctl, bool)> {
         let known = |setting: Sysctl| {
@@ -101,25 +103,23 @@ impl HostState {
 
     /// Devices of the node's pods, and that of the underlay if gateways run here. Where pods have
     /// devices without an address, these are not known.
-    fn forwarding_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+    fn forwarding_devices(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
         let mut devices = self.pod_devices(config);
-        let mut gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
-        if gateways.any(|gateway| !gateway.links.is_empty()) {
+        if config.gateways().any(|gateway| !gateway.links.is_empty()) {
             devices.extend(self.underlay_devices(config));
         }
         devices
     }
 
     /// Devices with an address within a pod CIDR of the node.
-    fn pod_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
-        let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
+    fn pod_devices(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
+        let has_pods = |a: &&Address| config.local_pods.iter().any(|pods| pods.contains(a.address));
         self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect()
     }
 
     /// Devices that lead to no pod of the node: those with an address or a default route, but for those
     /// of pods. A pod's own device has neither, so that none is an exit before its route is there.
-    pub(crate) fn exits(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+    pub(crate) fn exits(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
         let addressed = self.networks().map(|(_, dev)| dev);
         let defaults = self.routes.iter().filter(|route| route.to.is_everything());
         let devices = addressed.chain(defaults.filter_map(|route| route.dev.as_deref()));
@@ -134,9 +134,8 @@ impl HostState {
 
     /// Devices by which other hosts are reached: those with the node's address, a default route or one to pods of
     /// other nodes, whose packets may come with those nodes' addresses.
-    pub(crate) fn uplinks(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        let pods: Vec<Cidr> =
-            config.pod_cidrs.iter().filter_map(|pods| pods.parse().ok()).collect();
+    pub(crate) fn uplinks(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
+        let pods = &config.cluster_pods;
         let is_far = |to: Cidr| to.is_everything() || pods.iter().any(|pods| pods.overlaps(&to));
         let routes = self.routes.iter().filter(|route| is_far(route.to));
         let devices = routes.filter_map(|route| route.dev.as_deref());
@@ -147,17 +146,17 @@ impl HostState {
 
     /// Packets of pods come from the devices that routes to those pods lead to. Not with Cilium, whose routes lead to
     /// one device, while its programs in the kernel take packets from others.
-    pub(crate) fn has_symmetric_pods(&self, config: &NodeConfigSpec) -> bool {
+    pub(crate) fn has_symmetric_pods(&self, config: &ParsedConfig<'_>) -> bool {
         !self.devices_of_routes(config).iter().any(|dev| dev.starts_with("cilium"))
     }
 
     /// Devices that lead to pods of the node.
-    pub(crate) fn devices_of_pods(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+    pub(crate) fn devices_of_pods(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
         &(&self.pod_devices(config) | &self.devices_of_routes(config)) - &self.exits(config)
     }
 
-    fn devices_of_routes(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        pod_cidrs(config).flat_map(|pods| self.devices_to(pods)).collect()
+    fn devices_of_routes(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
+        config.pod_cidrs().flat_map(|pods| self.devices_to(pods)).collect()
     }
 
     /// Devices by which specific routes lead to pods: those of the main table within the pods' prefix,
@@ -172,13 +171,13 @@ impl HostState {
     }
 
     /// Networks that the node's addresses are in.
-    pub(crate) fn underlay_networks(&self, config: &NodeConfigSpec) -> BTreeSet<Cidr> {
-        let own = self.addresses.iter().filter(|own| config.underlay.contains(&own.address));
+    pub(crate) fn underlay_networks(&self, config: &ParsedConfig<'_>) -> BTreeSet<Cidr> {
+        let own = self.addresses.iter().filter(|own| config.spec.underlay.contains(&own.address));
         own.filter_map(|own| Cidr::around(own.address, own.len)).collect()
     }
 
     /// Devices with the node's addresses, and whether they are up and have a carrier.
-    pub(crate) fn underlay_carriers(&self, config: &NodeConfigSpec) -> BTreeMap<String, bool> {
+    pub(crate) fn underlay_carriers(&self, config: &ParsedConfig<'_>) -> BTreeMap<String, bool> {
         let of_underlay = self.underlay_devices(config).into_iter();
         of_underlay.filter_map(|dev| Some((dev.to_owned(), *self.carriers.get(dev)?))).collect()
     }
@@ -195,12 +194,12 @@ impl HostState {
         devices.map(of_device).collect()
     }
 
-    fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        config.underlay.iter().filter_map(|address| self.device_of(*address)).collect()
+    fn underlay_devices(&self, config: &ParsedConfig<'_>) -> BTreeSet<&str> {
+        config.spec.underlay.iter().filter_map(|address| self.device_of(*address)).collect()
     }
 
     /// Devices by which packets of the overlay come and go at the hooks of packet filters.
-    pub(crate) fn ways(&self, config: &NodeConfigSpec) -> Vec<Way> {
+    pub(crate) fn ways(&self, config: &ParsedConfig<'_>) -> Vec<Way> {
         let (underlay, forwarding) =
             (self.underlay_devices(config), self.forwarding_devices(config));
         let way = |hook, incoming: Option<&str>, outgoing: Option<&str>| Way {
@@ -226,12 +225,6 @@ impl HostState {
     }
 }
 
-/// Pod CIDRs of the node, without pods outside of them.
-pub(crate) fn pod_cidrs(config: &NodeConfigSpec) -> impl Iterator<Item = Cidr> {
-    let parsed = config.local_pods.iter().filter_map(|pods| pods.parse::<Cidr>().ok());
-    parsed.filter(|pods| *pods != Cidr::host(pods.address()))
-}
-
 /// True for a name that means the same in a script of nft.
 fn is_plain(device: &str) -> bool {
     !device.contains(['"', '\\', '*'])
@@ -244,6 +237,7 @@ fn forwarding_of(dev: &str) -> Sysctl {
 
 #[cfg(test)]
 mod tests {
+    use fabric_api::fabric::NodeConfig;
     use netlink::ForeignRoute;
 
     use super::*;
@@ -254,10 +248,10 @@ mod tests {
     /// latter in the main table or `PREFIX DEVICE TABLE`.
     fn exits(addresses: &[&str], routes: &[&str]) -> Vec<String> {
         let (state, config) = host(addresses, routes);
-        state.exits(&config).into_iter().map(str::to_owned).collect()
+        state.exits(&ParsedConfig::parse(&config)).into_iter().map(str::to_owned).collect()
     }
 
-    fn host(addresses: &[&str], routes: &[&str]) -> (HostState, NodeConfigSpec) {
+    fn host(addresses: &[&str], routes: &[&str]) -> (HostState, NodeConfig) {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let addresses = addresses.iter().chain(&[UNDERLAY]).map(|text| {
             let of = words(text);
@@ -278,7 +272,7 @@ mod tests {
         };
         let config = serde_json::json!({"clusterId": "rome", "underlay": ["192.0.2.5"],
             "podCidrs": ["10.200.0.0/16"], "localPods": ["10.200.1.0/24"], "external": [], "peerings": [], "vxlanSources": []});
-        (state, serde_json::from_value(config).unwrap())
+        (state, NodeConfig::new("rome-1", serde_json::from_value(config).unwrap()))
     }
 
     #[test]
@@ -286,12 +280,12 @@ mod tests {
         let bridge = ["10.200.1.1/24 cni0", "172.17.0.1/16 docker0"];
         let routes = ["10.200.1.0/24 cni0", "10.200.2.0/24 tun1", "172.17.0.0/16 docker0"];
         let (state, config) = host(&bridge, &routes);
-        assert_eq!(state.uplinks(&config), ["eth0", "tun1"].into());
+        assert_eq!(state.uplinks(&ParsedConfig::parse(&config)), ["eth0", "tun1"].into());
         let (state, config) = host(&["10.200.1.2/16 ovn0"], &["10.200.0.0/16 ovn0"]);
-        assert_eq!(state.uplinks(&config), ["eth0"].into());
-        assert!(state.has_symmetric_pods(&config));
+        assert_eq!(state.uplinks(&ParsedConfig::parse(&config)), ["eth0"].into());
+        assert!(state.has_symmetric_pods(&ParsedConfig::parse(&config)));
         let (state, config) = host(&[], &["10.200.1.0/24 cilium_host"]);
-        assert!(!state.has_symmetric_pods(&config));
+        assert!(!state.has_symmetric_pods(&ParsedConfig::parse(&config)));
     }
 
     #[test]

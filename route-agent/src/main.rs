@@ -14,6 +14,7 @@ mod host_state;
 mod liqo_leftovers;
 mod moved;
 mod overlay_probe;
+mod parsed_config;
 mod presence;
 mod preview;
 mod problems;

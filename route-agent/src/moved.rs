@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fabric_api::Cidr;
-use fabric_api::fabric::{MovedAddress, NodeConfigSpec};
+use fabric_api::fabric::MovedAddress;
 use netlink::{Handle, NetlinkError};
 
 use crate::host_state::HostState;
+use crate::parsed_config::ParsedConfig;
 
 /// Devices that declared addresses were on, as long as agents have run.
 pub(crate) type Homes = BTreeMap<IpAddr, String>;
@@ -18,17 +18,16 @@ pub(crate) type Homes = BTreeMap<IpAddr, String>;
 /// the node was, or for the gateways.
 pub(crate) async fn find(
     handle: &Handle,
-    config: &NodeConfigSpec,
+    config: &ParsedConfig<'_>,
     host_state: &HostState,
     homes: &mut Homes,
     only_known: bool,
 ) -> Result<Vec<MovedAddress>, NetlinkError> {
     let mut moved = Vec::new();
-    for declared in &missing(&config.declared, host_state, homes, only_known) {
+    for declared in &missing(&config.spec.declared, host_state, homes, only_known) {
         let same_family = |ip: &IpAddr| ip.is_ipv4() == declared.is_ipv4();
-        let mut candidates = config.underlay.clone();
-        let gateways = config.peerings.iter().filter_map(|p| p.gateway.as_ref());
-        let gateways = gateways.map(|gateway| gateway.underlay).filter(same_family);
+        let mut candidates = config.spec.underlay.clone();
+        let gateways = config.gateways().map(|gateway| gateway.underlay).filter(same_family);
         for target in std::iter::once(*declared).chain(gateways) {
             let route = handle.route_to(target).await?;
             let source = route.filter(|route| !route.local).and_then(|route| route.source);
@@ -80,17 +79,15 @@ pub(crate) fn stale(MovedAddress { declared, found }: &MovedAddress) -> String {
 }
 
 /// An address of a device of others, and none that is there for pods.
-fn is_usable(address: IpAddr, config: &NodeConfigSpec, host_state: &HostState) -> bool {
+fn is_usable(address: IpAddr, config: &ParsedConfig<'_>, host_state: &HostState) -> bool {
     let link_local = match address {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    let pods = config.pod_cidrs.iter().chain(&config.local_pods);
-    let mut pods = pods.filter_map(|text| text.parse::<Cidr>().ok());
     host_state.device_of(address).is_some()
         && !address.is_loopback()
         && !link_local
-        && !pods.any(|pods| pods.contains(address))
+        && !config.pods().any(|pods| pods.contains(address))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use netplan::{FIREWALL_TABLE, plan};
 use crate::apply::observe;
 use crate::compile::{Compiled, compile};
 use crate::host_state::HostState;
+use crate::parsed_config::ParsedConfig;
 use crate::refusal;
 use crate::table::Table;
 
@@ -45,7 +46,8 @@ async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String>
     let Compiled { state, firewall, problems, .. } = if config.spec.removed {
         Compiled::default()
     } else {
-        compile(&config.spec, &host_state, &refusal::observe(handle.netns())?.prefixes)
+        let refused = refusal::observe(handle.netns())?.prefixes;
+        compile(&ParsedConfig::parse(config), &host_state, &refused)
     };
     let mut lines: Vec<String> = problems.iter().map(|problem| format!("# {problem}")).collect();
     let have = observe(handle, &state).await?;

@@ -17,6 +17,7 @@ use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction, State, names};
 use crate::apply::Applied;
 use crate::compile::is_refusable;
 use crate::host_state::HostState;
+use crate::parsed_config::ParsedConfig;
 
 /// Folder of the state directories whose files of this name weft-refuse.service loads.
 const STATE_ROOT: &str = "/var/lib/weft";
@@ -67,18 +68,19 @@ impl Refuser {
     pub(crate) async fn begin(
         &mut self,
         handle: &Handle,
-        config: &NodeConfig,
+        config: &ParsedConfig<'_>,
         host_state: &HostState,
     ) -> Result<BTreeSet<Cidr>, RefusalError> {
-        let (spec, netns) = (&config.spec, handle.netns());
-        self.quiet = spec.quiet_after();
+        let netns = handle.netns();
+        self.quiet = config.spec.quiet_after();
         let before = std::mem::replace(&mut self.table, observe(netns)?);
-        let refusable = |prefix: &Cidr| is_refusable(spec, host_state, prefix);
-        let wanted: BTreeSet<Cidr> = Self::named(spec).into_iter().filter(&refusable).collect();
+        let refusable = |prefix: &Cidr| is_refusable(config, host_state, prefix);
+        let wanted: BTreeSet<Cidr> =
+            config.refused.iter().filter(|p| refusable(p)).copied().collect();
         let mut fresh = wanted.clone();
         // Another may have deleted the table.
         fresh.extend(before.prefixes.into_iter().filter(&refusable));
-        if self.settled.as_ref() != Some(&version(config)) {
+        if self.settled.as_ref() != Some(&version(config.object)) {
             fresh.extend(backstops(handle).await?.into_iter().filter(&refusable));
         }
         fresh.retain(|prefix| !self.table.prefixes.contains(prefix));
@@ -98,7 +100,7 @@ impl Refuser {
     pub(crate) async fn conclude(
         &mut self,
         handle: &Handle,
-        config: &NodeConfig,
+        config: &ParsedConfig<'_>,
         mut kept: BTreeSet<Cidr>,
         peers: &BTreeSet<Cidr>,
         applied: &Applied,
@@ -111,7 +113,7 @@ impl Refuser {
         }
         let finished = self.finish(handle.netns(), kept);
         if finished.is_ok() && applied.is_whole() {
-            self.settled = Some(version(config));
+            self.settled = Some(version(config.object));
         }
         [finished, self.save(peers)].into_iter().filter_map(Result::err).collect()
     }
@@ -153,13 +155,9 @@ impl Refuser {
         Ok(())
     }
 
-    /// Prefixes that the config names as refused.
-    pub(crate) fn named(spec: &NodeConfigSpec) -> BTreeSet<Cidr> {
-        spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok()).collect()
-    }
-
-    pub(crate) fn report(&self, spec: &NodeConfigSpec) -> Vec<RefusedTraffic> {
-        let all = &Self::named(spec) | &self.table.prefixes;
+    /// Traffic to refused prefixes, among them `named`, those of the config.
+    pub(crate) fn report(&self, named: &BTreeSet<Cidr>) -> Vec<RefusedTraffic> {
+        let all = named | &self.table.prefixes;
         let traffic = |prefix: Cidr| RefusedTraffic {
             prefix: prefix.to_string(),
             quiet: !self.table.is_held(&prefix),

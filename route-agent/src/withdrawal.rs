@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::NodeConfigSpec;
 use fabric_runtime::chain;
 use netlink::Handle;
 
 use crate::cleanup;
+use crate::parsed_config::ParsedConfig;
 use crate::refusal::Refuser;
 use crate::table::Table;
 
@@ -40,10 +40,10 @@ impl Withdrawal {
         handle: &Handle,
         table: &mut Table,
         refuser: &mut Refuser,
-        spec: &NodeConfigSpec,
+        config: &ParsedConfig<'_>,
     ) -> BTreeSet<String> {
-        let quiet = spec.quiet_after();
-        let kept = if self.linger.is_some() { BTreeSet::new() } else { Refuser::named(spec) };
+        let quiet = config.spec.quiet_after();
+        let kept = if self.linger.is_some() { BTreeSet::new() } else { config.refused.clone() };
         let began = Instant::now();
         let removed = match self.since {
             Some(_) => cleanup::dataplane(handle, table).await,

@@ -1,12 +1,14 @@
 use std::collections::BTreeMap;
 
+use fabric_api::fabric::{NodeConfig, NodeConfigSpec, NodePeering, RefusedPrefix};
 use netplan::{Address, plan};
 
 use super::*;
 
 /// Without refused prefixes.
 fn compile(config: &NodeConfigSpec, host_state: &HostState) -> Compiled {
-    super::compile(config, host_state, &BTreeSet::new())
+    let config = NodeConfig::new("rome-1", config.clone());
+    super::compile(&ParsedConfig::parse(&config), host_state, &BTreeSet::new())
 }
 
 #[test]
@@ -76,7 +78,8 @@ fn a_lost_gateway_refuses_its_own_peer_only() {
     let config = config(vec![peering(), turin]);
     let whole = compile(&config, &host_state());
     let mut compiled = whole.clone();
-    compiled.refuse(&config, &["milan".to_owned()].into());
+    let config = NodeConfig::new("rome-1", config);
+    compiled.refuse(&ParsedConfig::parse(&config), &["milan".to_owned()].into());
     assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
     assert_eq!(compiled.state, whole.state, "routes stay");
 }
@@ -138,6 +141,35 @@ fn a_malformed_prefix_is_a_problem_of_its_peering() {
     let compiled = compile(&config(vec![peering]), &host_state());
     let problem = compiled.problems.first().unwrap();
     assert!(problem.contains("did you mean 10.201.0.0/16?"), "{problem}");
+}
+
+#[test]
+fn each_malformed_prefix_of_a_node_is_a_problem() {
+    let malformed = || vec!["10.200.0.7/16".to_owned()];
+    let gone = ("paris", "10.99.0.7/16");
+    let refused = RefusedPrefix { peer_cluster_id: gone.0.to_owned(), prefix: gone.1.to_owned() };
+    let compiled = compile(
+        &NodeConfigSpec {
+            pod_cidrs: malformed(),
+            local_pods: malformed(),
+            outside_pods: malformed(),
+            internal_cidr: Some("10.80.0.7/16".to_owned()),
+            refused: vec![refused],
+            ..config(vec![peering()])
+        },
+        &host_state(),
+    );
+    let named = |what: &str| compiled.problems.iter().any(|problem| problem.starts_with(what));
+    for what in [
+        "the cluster's pods 10.200.0.7/16: ",
+        "the node's pods, which are masqueraded, 10.200.0.7/16: ",
+        "the node's pods outside the cluster's 10.200.0.7/16: ",
+        "internal CIDR 10.80.0.7/16: ",
+        "prefix of a peering that is gone 10.99.0.7/16: ",
+    ] {
+        assert!(named(what), "{what}: {:#?}", compiled.problems);
+    }
+    assert_eq!(compiled.firewall.peers, [cidr("10.201.0.0/16")].into(), "peers have theirs");
 }
 
 #[test]
