@@ -20,9 +20,9 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop, VXLAN_PORT};
 use fabric_runtime::chain;
 use netlink::nft::{Chain, Hook};
-use netlink::{ChurnLimiter, Netns};
+use netlink::{ChurnLimiter, Netns, legacy_rules};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 pub use drop_points::Way;
 use drop_points::{Accept, Admitted, DropPoint, Rule};
@@ -33,6 +33,10 @@ use crate::foreign_routes::Foreign;
 const COMMENT: &str = "weft";
 /// Pause before a next try after another program held a lock.
 const RETRY: Duration = Duration::from_secs(5);
+/// Interval at which rules of the old packet filter are compared with those before, and if many rules make that
+/// expensive, how much of the time it may take.
+const COMPARE: Duration = Duration::from_secs(1);
+const COMPARE_SHARE: u32 = 500;
 
 /// Treatment of chains of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,7 +91,7 @@ impl Found {
     fn add_rule(&mut self, (hook, rule): (Hook, &Rule), drop: PacketDrop) {
         self.add_problem(&drop);
         let is_of_node = match hook {
-            Hook::Forward => false,
+            Hook::Ingress | Hook::Egress | Hook::Forward => false,
             Hook::Input | Hook::Output => true,
             Hook::Prerouting | Hook::Postrouting => rule.is_for_overlay() || rule.has_ports(),
         };
@@ -144,6 +148,7 @@ impl Treatment {
             return Some("packets of the overlay".to_owned());
         }
         match hook {
+            Hook::Ingress | Hook::Egress => None,
             Hook::Forward => self.forwarded_by(hook, rule),
             Hook::Input => self.incoming_by(rule),
             Hook::Output => self.outgoing_by(rule),
@@ -153,7 +158,13 @@ impl Treatment {
     }
 
     fn forwarded_by(&self, hook: Hook, rule: &Rule) -> Option<String> {
-        if let Some(peer) = rule.peer(&self.peers, &self.ways) {
+        // On the gateway's host VXLAN is forwarded, too, by devices that no packet of a pod takes.
+        let is_of_pods = |dev: &Option<String>| {
+            dev.as_ref().is_some_and(|dev| self.pod_devices.contains(dev))
+        };
+        let ways = self.ways.iter();
+        let ways = ways.filter(|way| is_of_pods(&way.incoming) || is_of_pods(&way.outgoing));
+        if let Some(peer) = rule.peer(&self.peers, ways) {
             return Some(format!("packets of the peers' prefix {peer}"));
         }
         self.pods_that_meet(hook, rule).map(of_pods)
@@ -178,7 +189,7 @@ impl Treatment {
     /// packets. `None` if all are let pass.
     fn missing(&self, hook: Hook, admitted: &Admitted) -> Option<BTreeSet<u16>> {
         match hook {
-            Hook::Prerouting | Hook::Postrouting => None,
+            Hook::Ingress | Hook::Egress | Hook::Prerouting | Hook::Postrouting => None,
             Hook::Forward => (!admitted.overlay).then(BTreeSet::new),
             Hook::Input | Hook::Output => {
                 let ports = if hook == Hook::Input {
@@ -259,20 +270,24 @@ impl OtherFirewalls {
 async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watch::Sender<Found>) {
     let mut accepts = nft::Accepts::default();
     let mut limiter = ChurnLimiter::default();
-    let mut locked = false;
+    let (mut locked, mut legacy_rules) = (false, None);
     loop {
+        let is_requested = pending.borrow().number > 0;
         tokio::select! {
             requested = pending.changed() => if requested.is_err() { return },
             () = sleep(RETRY), if locked => {}
+            () = legacy_rules_changed(&netns, legacy_rules), if is_requested => {}
         }
         let Request { number, treatment } = pending.borrow_and_update().clone();
         let netns = netns.clone();
         let look = move || {
+            let legacy_rules = legacy_rules::digest(&netns).ok();
             let found = ensure(&netns, &treatment, &mut accepts);
-            (found, accepts)
+            (found, accepts, legacy_rules)
         };
-        let Ok((mut found, state)) = tokio::task::spawn_blocking(look).await else { return };
-        accepts = state;
+        let looked = tokio::task::spawn_blocking(look).await;
+        let Ok((mut found, state, digest)) = looked else { return };
+        (accepts, legacy_rules) = (state, digest);
         found.request = number;
         locked = found.locked;
         if found.changed {
@@ -280,6 +295,22 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
         }
         results.send_replace(found);
         limiter.throttle().await;
+    }
+}
+
+/// Returns when rules of the old packet filter, which notifies of nothing, are others than those of the last look.
+/// Can be cancelled.
+async fn legacy_rules_changed(netns: &Netns, looked_at: Option<legacy_rules::Digest>) {
+    let mut interval = COMPARE;
+    loop {
+        sleep(interval).await;
+        let (netns, began) = (netns.clone(), Instant::now());
+        let read = tokio::task::spawn_blocking(move || legacy_rules::digest(&netns)).await;
+        interval = COMPARE.max(began.elapsed() * COMPARE_SHARE);
+        // A look reports what cannot be read.
+        if matches!(read, Ok(Ok(digest)) if looked_at != Some(digest)) {
+            return;
+        }
     }
 }
 
@@ -332,6 +363,7 @@ fn of_some_devices(chain: &str) -> String {
 /// to this node have.
 fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -> PacketDrop {
     let packets = match hook {
+        Hook::Ingress | Hook::Egress => "packets of devices",
         Hook::Prerouting | Hook::Forward | Hook::Postrouting => "forwarded packets",
         Hook::Input => "packets to this node",
         Hook::Output => "packets of this node",
@@ -350,7 +382,10 @@ fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -
             let options = each(|port| format!("--add-port={port}/udp")).join(" ");
             format!("firewall-cmd --permanent {options}; firewall-cmd --reload")
         }
-        (Hook::Prerouting | Hook::Forward | Hook::Postrouting, false) => {
+        (
+            Hook::Ingress | Hook::Egress | Hook::Prerouting | Hook::Forward | Hook::Postrouting,
+            _,
+        ) => {
             "let its owner accept what comes in or goes out by the devices weft4 and weft6"
                 .to_owned()
         }

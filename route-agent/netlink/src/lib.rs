@@ -3,6 +3,7 @@
 //! * [`Netns`]: a network namespace, and work done inside it.
 //! * [`Handle`]: one namespace's tables: observe, apply, look up, watch.
 //! * [`nft`]: our firewall table, put there in one transaction and read back by netlink.
+//! * [`legacy_rules`]: whether rules of the old packet filter have changed.
 //! * [`conntrack`]: tracked connections, listed and deleted.
 //! * [`DatagramSocket`]: UDP for probes.
 
@@ -23,6 +24,7 @@ mod sysctl;
 mod vxlan;
 
 pub mod conntrack;
+pub mod legacy_rules;
 pub mod nft;
 
 pub use apply::Failure;

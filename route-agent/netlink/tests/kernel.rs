@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use fabric_primitives::{Cidr, Mac};
-use netlink::{Handle, NetlinkError, Netns, Scope, conntrack, nft};
+use netlink::{Handle, NetlinkError, Netns, Scope, conntrack, legacy_rules, nft};
 use netplan::{
     Address, Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via, Vxlan,
     plan,
@@ -227,7 +227,7 @@ fn altered_table_differs_from_installed_one() {
     assert_eq!(before.mark.as_deref(), Some("mark"));
     assert_eq!(nft::table(&netns, "t").unwrap().as_ref(), Some(&before));
     let chains = nft::base_chains(&netns).unwrap();
-    let rules = nft::chain_rules(&netns, &chains[0].chain, nft::Tracked::Yes).unwrap();
+    let rules = nft::chain_rules(&netns, &chains[0].chain, nft::Tracked::New).unwrap();
     assert_eq!(rules[0].comment.as_deref(), Some("hi"));
     for alteration in [
         "add element inet t s { 192.0.2.1 }",
@@ -239,6 +239,32 @@ fn altered_table_differs_from_installed_one() {
     }
     let error = nft::run(&netns, "add rule inet t nowhere accept").unwrap_err();
     assert!(error.to_string().starts_with("nft refuses: "), "{error}");
+}
+
+#[test]
+fn legacy_rules_differ_by_more_than_counters() {
+    let netns = Netns::unnamed().unwrap();
+    let digest = || legacy_rules::digest(&netns).unwrap();
+    let mut before = digest();
+    for command in [
+        "iptables-legacy -A FORWARD -d 10.201.0.0/16 -j DROP",
+        "iptables-legacy -R FORWARD 1 -d 10.202.0.0/16 -j DROP",
+        "iptables-legacy -t mangle -A PREROUTING -i lo -m mark --mark 7 -j ACCEPT",
+        "ip6tables-legacy -P INPUT DROP",
+        "ip6tables-legacy -t raw -A PREROUTING -p udp --dport 7 -m comment --comment a -j CT --notrack",
+        "iptables-legacy -F FORWARD",
+    ] {
+        sh(&netns, command);
+        let now = digest();
+        assert_ne!(now, before, "{command}");
+        before = now;
+    }
+    sh(&netns, "ip link set lo up");
+    sh(&netns, "iptables-legacy -t mangle -A PREROUTING -i lo");
+    before = digest();
+    sh(&netns, "ping -q -c 2 -i 0.01 127.0.0.1");
+    assert!(sh(&netns, "iptables-legacy-save -t mangle -c").contains("[4:"));
+    assert_eq!(digest(), before, "packets were counted");
 }
 
 #[test]

@@ -39,11 +39,11 @@ pub(crate) struct Rule {
     pub(crate) protocol: Option<u8>,
     pub(crate) sports: BTreeSet<u16>,
     pub(crate) dports: BTreeSet<u16>,
-    /// More is compared than the above, and than what holds for every packet that begins a connection: a decision
-    /// about some packets only.
+    /// More is compared than the above, and than what holds for each of the packets that the rule was read for: a
+    /// decision about some only.
     pub(crate) is_narrow: bool,
-    /// No packet that begins a connection meets it.
-    pub(crate) spares_new: bool,
+    /// None of these packets meets it.
+    pub(crate) spares_all: bool,
 }
 
 impl From<nft::Rule> for Rule {
@@ -64,7 +64,7 @@ impl From<nft::Rule> for Rule {
             sports: rule.sports,
             dports: rule.dports,
             is_narrow: rule.is_narrow || !rule.marks.is_empty(),
-            spares_new: rule.spares_new,
+            spares_all: rule.spares_all,
         }
     }
 }
@@ -312,7 +312,7 @@ impl Rule {
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
             is_narrow: false,
-            spares_new: false,
+            spares_all: false,
         }
     }
 
@@ -328,8 +328,12 @@ impl Rule {
     }
 
     /// The peer's prefix whose forwarded packets the rule is about, if it is about nothing narrower.
-    pub(crate) fn peer<'a>(&self, peers: &'a BTreeSet<Cidr>, ways: &[Way]) -> Option<&'a Cidr> {
-        let mut ways = ways.iter().filter(|way| way.hook == Hook::Forward);
+    pub(crate) fn peer<'a, 'w>(
+        &self,
+        peers: &'a BTreeSet<Cidr>,
+        ways: impl Iterator<Item = &'w Way>,
+    ) -> Option<&'a Cidr> {
+        let mut ways = ways.filter(|way| way.hook == Hook::Forward);
         let is_met = self.interfaces.is_empty() || ways.any(|way| way.has(self));
         if !is_met || self.is_narrow || self.protocol.is_some() || self.has_ports() {
             return None;

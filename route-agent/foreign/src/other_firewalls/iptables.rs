@@ -13,19 +13,20 @@ use netlink::nft::{
 };
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
+use super::pod_packets::Start;
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy, untracked};
 
 /// Table that may have accepts of ours, and the others that may drop packets, each with its chains.
 const TABLES: [(&str, Tracked, BaseChains); 3] = [
     (
         FILTER,
-        Tracked::Yes,
+        Tracked::New,
         &[("FORWARD", Hook::Forward), ("INPUT", Hook::Input), ("OUTPUT", Hook::Output)],
     ),
     ("raw", Tracked::No, &[("PREROUTING", Hook::Prerouting), ("OUTPUT", Hook::Output)]),
     (
         "mangle",
-        Tracked::Yes,
+        Tracked::New,
         &[
             ("PREROUTING", Hook::Prerouting),
             ("INPUT", Hook::Input),
@@ -137,6 +138,10 @@ fn ensure_version(
             }
         }
         let wanted = table.look(chains, treatment, found);
+        for tracked in tracked.all() {
+            let read = Table::parse((program, name), *tracked, &text);
+            chains.iter().for_each(|chain| read.find_faults(*chain, treatment, found));
+        }
         let script = table.script(&wanted);
         if !script.is_empty() {
             let input = format!("*{name}\n{script}COMMIT\n");
@@ -177,7 +182,8 @@ impl<'a> Table<'a> {
             if let [verb, chain, rest @ ..] = &line[..]
                 && verb == "-A"
             {
-                let rule = rule(text, rest, &table.chains, tracked);
+                let mut rule = rule(text, rest, &table.chains, tracked);
+                rule.is_ipv4 = table.family().is_ipv4();
                 table.chains.entry(chain.clone()).or_default().push(rule);
             }
         }
@@ -194,7 +200,6 @@ impl<'a> Table<'a> {
                     found.add_rule((hook, rule), self.drop_of((chain, hook), rule, &taken));
                 }
             }
-            self.find_faults((chain, hook), treatment, found);
             let missing = treatment.missing(hook, &drops.admitted);
             let missing = missing.filter(|_| treatment.mode != Mode::Remove);
             if let Some(ports) = &missing {
@@ -231,13 +236,17 @@ impl<'a> Table<'a> {
         if matches!(hook, Hook::Input | Hook::Output) {
             return;
         }
-        let is_ipv6 = self.program.starts_with("ip6");
-        let family = if is_ipv6 { ChainFamily::Ip6 } else { ChainFamily::Ip };
-        let from = (family, hook, base);
-        let Ok(()) = treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
+        let family = self.family();
+        let devices = &BTreeSet::new();
+        let start = Start { family, hook, devices, chain: base, has_accepts_inside: false };
+        let Ok(_) = treatment.find_faults(start, &mut load, &mut |packets, chain, rule| {
             let drop = self.drop_of((chain, hook), rule, &of_pods(packets.pods));
             treatment.add_fault(found, (rule, packets), (&drop, self.removal_of(rule)));
         });
+    }
+
+    fn family(&self) -> ChainFamily {
+        if self.program.starts_with("ip6") { ChainFamily::Ip6 } else { ChainFamily::Ip }
     }
 
     fn title(&self, chain: &str) -> String {
@@ -303,7 +312,9 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
         Hook::Forward => ["-i weft+", "-o weft+"].map(device).into(),
-        Hook::Prerouting | Hook::Output | Hook::Postrouting => BTreeSet::new(),
+        Hook::Ingress | Hook::Egress | Hook::Prerouting | Hook::Output | Hook::Postrouting => {
+            BTreeSet::new()
+        }
         Hook::Input => treatment.input_accepts(
             format!("-i weft+ -p udp -m udp --sport {OVERLAY_PROBE_PORT}"),
             |port| format!("-p udp -m udp --dport {port}"),
@@ -356,9 +367,9 @@ fn rule(
                 rule.condition = Condition::Other;
                 let listed = states.split(',').map(state).fold(0, std::ops::BitOr::bitor);
                 let states = States { listed, inverted: std::mem::take(&mut negated) };
-                let is_met = states.are_met_by_new(tracked);
+                let is_met = states.are_met_by(tracked);
                 rule.is_narrow |= is_met != Some(true);
-                rule.spares_new |= is_met == Some(false);
+                rule.spares_all |= is_met == Some(false);
             }
             ("--dst-type", "LOCAL") => (rule.is_to_host, rule.is_narrow) = (true, true),
             ("--sport" | "--dport", port) if port.parse::<u16>().is_ok() => {
@@ -473,7 +484,7 @@ mod tests {
     use fabric_api::fabric::VXLAN_PORT;
 
     fn parse(text: &str) -> Table<'static> {
-        Table::parse(("iptables-legacy", FILTER), Tracked::Yes, text)
+        Table::parse(("iptables-legacy", FILTER), Tracked::New, text)
     }
 
     /// Changes to the FORWARD chain of a table.

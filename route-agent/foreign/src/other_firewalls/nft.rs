@@ -10,6 +10,7 @@ use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Tracked};
 use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
+use super::pod_packets::{Packets, Start};
 use super::{
     COMMENT, Drops, Found, Mode, Treatment, iptables, of_chain, of_pods, of_some_devices, remedy,
 };
@@ -110,7 +111,10 @@ impl<'a> Table<'a> {
         }
         let mut rules = nft::chain_rules(self.netns, &self.chain(name), tracked)?;
         rules.iter_mut().try_for_each(|rule| self.marks.resolve(rule))?;
-        let rules: Vec<Rule> = rules.into_iter().map(Rule::from).collect();
+        let mut rules: Vec<Rule> = rules.into_iter().map(Rule::from).collect();
+        if let Some(is_ipv4) = self.base_chains[0].chain.family.is_ipv4() {
+            rules.iter_mut().for_each(|rule| rule.is_ipv4 = Some(is_ipv4));
+        }
         self.read.borrow_mut().insert(key, rules.clone());
         Ok(rules)
     }
@@ -132,7 +136,7 @@ impl<'a> Table<'a> {
             return Ok(());
         };
         for chain in known.iter().filter(|c| c.family == *family && c.table == *table) {
-            match self.rules(&chain.name, Tracked::Yes) {
+            match self.rules(&chain.name, Tracked::New) {
                 Ok(rules) => _ = self.chains.insert(chain.name.clone(), rules),
                 Err(NftError::Read(error)) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -158,7 +162,11 @@ impl<'a> Table<'a> {
                 }
             }
             match base.hook {
-                Hook::Prerouting | Hook::Forward | Hook::Postrouting => {
+                Hook::Ingress
+                | Hook::Egress
+                | Hook::Prerouting
+                | Hook::Forward
+                | Hook::Postrouting => {
                     self.find_faults(base, treatment, found)?;
                 }
                 Hook::Input | Hook::Output => {}
@@ -211,20 +219,23 @@ impl<'a> Table<'a> {
         treatment: &Treatment,
         found: &mut Found,
     ) -> Result<(), NftError> {
-        let mut load = |name: &str| self.rules(name, base.tracked());
-        let from = (base.chain.family, base.hook, &*base.chain.name);
-        treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
+        let (family, hook, chain) = (base.chain.family, base.hook, &*base.chain.name);
+        let has_accepts_inside = base.chain.table == FIREWALLD;
+        let start = Start { family, hook, devices: &base.devices, chain, has_accepts_inside };
+        let mut add = |packets: Packets<'_>, chain: &str, rule: &Rule| {
             let drop = self.rule_drop((chain, base.hook), rule, &of_pods(packets.pods));
             let Chain { family, table, name } = self.chain(chain);
             let place = format!("{} {table} {name}", family.name());
             let removal = format!("nft delete rule {place} handle {}", rule.id);
-            let is_named = |problem: &String| problem.contains(&format!("`{removal}`"));
-            // A walk through a chain names no drop without a condition, nor one behind a condition.
-            if base.hook != Hook::Forward && !found.problems.iter().any(is_named) {
-                found.add_problem(&drop);
-            }
             treatment.add_fault(found, (rule, packets), (&drop, removal));
-        })
+        };
+        let mut visited = BTreeSet::new();
+        for tracked in base.tracked().all() {
+            let load = &mut |name: &str| self.rules(name, *tracked);
+            visited.append(&mut treatment.find_faults(start, load, &mut add)?);
+        }
+        found.chains.extend(visited.iter().map(|name| self.chain(name)));
+        Ok(())
     }
 
     fn rule_drop(&self, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {
@@ -284,7 +295,7 @@ const FIREWALLD: &str = "firewalld";
 fn has_accepts(hook: Hook) -> bool {
     match hook {
         Hook::Input | Hook::Forward | Hook::Output => true,
-        Hook::Prerouting | Hook::Postrouting => false,
+        Hook::Ingress | Hook::Egress | Hook::Prerouting | Hook::Postrouting => false,
     }
 }
 
@@ -293,7 +304,9 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
         Hook::Forward => ["iifname \"weft*\"", "oifname \"weft*\""].map(device).into(),
-        Hook::Prerouting | Hook::Output | Hook::Postrouting => BTreeSet::new(),
+        Hook::Ingress | Hook::Egress | Hook::Prerouting | Hook::Output | Hook::Postrouting => {
+            BTreeSet::new()
+        }
         Hook::Input => treatment
             .input_accepts(format!("iifname \"weft*\" udp sport {OVERLAY_PROBE_PORT}"), |port| {
                 format!("udp dport {port}")

@@ -62,7 +62,7 @@ impl Treatment {
                 self.peers_like(pods).any(|peer| holds(of, peer, false))
             }
         };
-        !rule.spares_new
+        !rule.spares_all
             && rule.is_ipv4.is_none_or(|is_ipv4| is_ipv4 == pods.is_ipv4())
             && rule.interfaces.iter().all(is_by)
             && rule.addresses.iter().all(is_of)
@@ -72,7 +72,8 @@ impl Treatment {
     /// Devices that packets come in by, or go out by, whichever a rule compares. Before routing they have none of
     /// the latter, which is compared as an empty name.
     fn devices(&self, packets: Packets<'_>, compared: &Interface) -> Vec<&str> {
-        if packets.hook == Hook::Prerouting && !compared.incoming {
+        let has_no_other = matches!(packets.hook, Hook::Ingress | Hook::Prerouting);
+        if has_no_other && !compared.incoming {
             vec![""]
         } else if compared.incoming == packets.to_peers {
             self.pod_devices.iter().map(String::as_str).collect()
@@ -88,10 +89,25 @@ impl Treatment {
     }
 }
 
+/// Base chain that a search begins at.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) family: ChainFamily,
+    pub(super) hook: Hook,
+    /// Devices whose packets it gets, if its hook is one of devices.
+    pub(super) devices: &'a BTreeSet<String>,
+    pub(super) chain: &'a str,
+    /// Accepts of ours may stand in chains for packets of some devices, too.
+    pub(super) has_accepts_inside: bool,
+}
+
 /// Walk of the packets of pods to or from peers through chains, until a rule has a verdict on all of them.
 pub(super) struct Search<'a, E> {
     treatment: &'a Treatment,
     packets: Packets<'a>,
+    /// A drop of all that is forwarded gets an accept, or is reported with its chain.
+    has_accepts: bool,
+    has_accepts_inside: bool,
     wanted: Verdict,
     load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     pub(super) visited: BTreeSet<String>,
@@ -107,8 +123,19 @@ impl<'a, E> Search<'a, E> {
         wanted: Verdict,
         load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     ) -> Self {
-        let (visited, found, is_certain) = (BTreeSet::new(), None, true);
-        Self { treatment, packets, wanted, load, visited, found, is_certain }
+        let has_accepts = packets.hook == Hook::Forward;
+        let (visited, found) = (BTreeSet::new(), None);
+        Self {
+            treatment,
+            packets,
+            has_accepts,
+            has_accepts_inside: false,
+            wanted,
+            load,
+            visited,
+            found,
+            is_certain: true,
+        }
     }
 
     /// Returns true once nothing is left to decide.
@@ -119,8 +146,7 @@ impl<'a, E> Search<'a, E> {
         for rule in (self.load)(chain)? {
             let all = self.treatment.all_meet(&rule, self.packets);
             let is_met = all || self.treatment.meet(&rule, self.packets);
-            // A drop of all that is forwarded gets an accept, or is reported with its chain.
-            let is_drop_point = self.packets.hook == Hook::Forward
+            let is_drop_point = self.has_accepts
                 && rule.verdict == Verdict::Drop
                 && rule.condition == Condition::Always;
             if is_met && rule.verdict == self.wanted && !is_drop_point {
@@ -132,7 +158,7 @@ impl<'a, E> Search<'a, E> {
                 Verdict::Accept | Verdict::Drop | Verdict::Translate if all => return Ok(true),
                 Verdict::Return if all => return Ok(false),
                 Verdict::Jump(to) | Verdict::Goto(to) if is_met => {
-                    let is_decided = self.visit(to)? && (all || self.found.is_some());
+                    let is_decided = self.follow(&rule, to)? && (all || self.found.is_some());
                     if is_decided || all && matches!(rule.verdict, Verdict::Goto(_)) {
                         return Ok(is_decided);
                     }
@@ -151,44 +177,80 @@ impl<'a, E> Search<'a, E> {
         }
         Ok(false)
     }
+
+    /// Goes into a chain that a rule leads to. No accept is put into one for some packets only.
+    fn follow(&mut self, rule: &Rule, to: &str) -> Result<bool, E> {
+        let is_for_all = rule.condition == Condition::Always || self.has_accepts_inside;
+        let had_accepts = self.has_accepts;
+        self.has_accepts &= is_for_all;
+        let is_decided = self.visit(to);
+        self.has_accepts = had_accepts;
+        is_decided
+    }
 }
 
 impl Treatment {
     /// Calls `add` with each rule from a chain on that drops all packets between a pod CIDR and a peer, of
-    /// one direction, if none before it decides about some of them.
+    /// one direction, if none before it decides about some of them. Returns the chains that these packets go through.
     pub(super) fn find_faults<E>(
         &self,
-        (family, hook, chain): (ChainFamily, Hook, &str),
+        start: Start<'_>,
         load: &mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
         add: &mut dyn FnMut(Packets<'_>, &str, &Rule),
-    ) -> Result<(), E> {
-        let pods = self.pods_of(family).filter(|_| self.mode != Mode::Remove);
-        for packets in pods.flat_map(|pods| Packets::of(pods, hook)) {
+    ) -> Result<BTreeSet<String>, E> {
+        let mut visited = BTreeSet::new();
+        let pods = self.pods_of(start.family).filter(|_| self.mode != Mode::Remove);
+        let all = pods.flat_map(|pods| Packets::of(pods, start.hook));
+        for packets in all.filter(|packets| self.pass(&start, packets.to_peers)) {
             let mut search = Search::new((self, packets), Verdict::Drop, load);
-            search.visit(chain)?;
+            search.has_accepts_inside = start.has_accepts_inside;
+            search.visit(start.chain)?;
+            visited.append(&mut search.visited);
             if let Some((chain, rule)) = search.found.filter(|_| search.is_certain) {
                 add(packets, &chain, &rule);
             }
         }
-        Ok(())
+        Ok(visited)
+    }
+
+    /// Returns true if all packets of one direction pass the hook: each comes in by one device and goes out by another.
+    fn pass(&self, start: &Start<'_>, to_peers: bool) -> bool {
+        let of_pods = match start.hook {
+            Hook::Ingress => to_peers,
+            Hook::Egress => !to_peers,
+            Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Output | Hook::Postrouting => {
+                return true;
+            }
+        };
+        if of_pods {
+            !self.pod_devices.is_empty() && self.pod_devices.is_subset(start.devices)
+        } else {
+            let overlay = [Family::Ipv4, Family::Ipv6].map(names::device);
+            overlay.iter().any(|dev| start.devices.contains(*dev))
+        }
     }
 
     /// Pod CIDRs whose packets go through chains of a family.
     pub(super) fn pods_of(&self, family: ChainFamily) -> impl Iterator<Item = &Cidr> {
         self.pods.iter().filter(move |pods| match family {
-            ChainFamily::Inet => true,
+            ChainFamily::Inet | ChainFamily::Netdev => true,
             ChainFamily::Ip => pods.is_ipv4(),
             ChainFamily::Ip6 => !pods.is_ipv4(),
         })
     }
 
-    /// Adds a fault of all packets between pods and peers of one direction.
+    /// Adds a fault of all packets between pods and peers of one direction. It is a problem, too, if the rule is none
+    /// yet.
     pub(super) fn add_fault(
         &self,
         found: &mut Found,
         (rule, Packets { pods, to_peers, .. }): (&Rule, Packets<'_>),
         (drop, removal): (&PacketDrop, String),
     ) {
+        let is_named = |problem: &String| problem.contains(&format!("`{removal}`"));
+        if !found.problems.iter().any(is_named) {
+            found.add_problem(drop);
+        }
         let holds_for = |peer: &&Cidr| {
             let mut of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
             of_peers.all(|of| holds(of, peer, true))
@@ -256,8 +318,10 @@ mod tests {
             |name: &str| Ok::<_, Infallible>(chains.get(name).cloned().unwrap_or_default());
         let mut count = 0;
         let add = &mut |_: Packets<'_>, _: &str, _: &Rule| count += 1;
-        let Ok(()) =
-            treatment.find_faults((ChainFamily::Ip, Hook::Forward, "base"), &mut load, add);
+        let (family, hook, chain) = (ChainFamily::Ip, Hook::Forward, "base");
+        let devices = &BTreeSet::new();
+        let start = Start { family, hook, devices, chain, has_accepts_inside: false };
+        let Ok(_) = treatment.find_faults(start, &mut load, add);
         count
     }
 

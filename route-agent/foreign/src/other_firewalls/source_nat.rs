@@ -20,7 +20,7 @@ pub(super) fn find(
     for base in bases.iter().filter(|base| base.table != FIREWALL_TABLE) {
         let mut load = |name: &str| {
             let chain = Chain { name: name.to_owned(), ..base.clone() };
-            let rules = nft::chain_rules(netns, &chain, Tracked::Yes)?;
+            let rules = nft::chain_rules(netns, &chain, Tracked::New)?;
             Ok::<_, NftError>(rules.into_iter().map(Rule::from).collect())
         };
         for pods in treatment.pods_of(base.family) {

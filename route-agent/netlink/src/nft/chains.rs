@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::{fmt, io};
 
 use crate::Netns;
-use crate::nfnetlink::{Nfnetlink, attribute, number, put_text, text};
+use crate::nfnetlink::{Nfnetlink, attribute, attributes, number, put_text, text};
 
 use super::sets::Sets;
 use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME, Tracked};
@@ -23,6 +23,8 @@ pub struct Chain {
 pub struct BaseChain {
     pub chain: Chain,
     pub hook: Hook,
+    /// Devices whose packets it gets, if it is one of devices.
+    pub devices: BTreeSet<String>,
     pub priority: i32,
     /// Its policy: what no rule decides about is dropped.
     pub drops: bool,
@@ -35,10 +37,13 @@ pub enum ChainFamily {
     Inet,
     Ip,
     Ip6,
+    Netdev,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
+    Ingress,
+    Egress,
     Prerouting,
     Input,
     Forward,
@@ -95,7 +100,7 @@ pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
 fn base_chains_here() -> io::Result<Vec<BaseChain>> {
     let socket = Nfnetlink::open()?;
     let mut chains = Vec::new();
-    for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
+    for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6, ChainFamily::Netdev] {
         let owned = owned_tables(&socket, family)?;
         let found = socket.dump(GET_CHAIN, family.number(), &[])?;
         chains.extend(found.iter().filter_map(|body| base_chain(family, &owned, body)));
@@ -114,13 +119,18 @@ fn owned_tables(socket: &Nfnetlink, family: ChainFamily) -> io::Result<BTreeSet<
 fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Option<BaseChain> {
     const POLICY: u16 = 5;
     let at = attribute(body, HOOK)?;
-    let hook = match number(at, HOOK_NUMBER)? {
-        0 => Hook::Prerouting,
-        1 => Hook::Input,
-        2 => Hook::Forward,
-        3 => Hook::Output,
-        4 => Hook::Postrouting,
-        _ => return None,
+    let hook = match (family, number(at, HOOK_NUMBER)?) {
+        (ChainFamily::Netdev, 0) | (ChainFamily::Inet, 5) => Hook::Ingress,
+        (ChainFamily::Netdev, 1) => Hook::Egress,
+        (ChainFamily::Netdev, _) => return None,
+        (ChainFamily::Inet | ChainFamily::Ip | ChainFamily::Ip6, number) => match number {
+            0 => Hook::Prerouting,
+            1 => Hook::Input,
+            2 => Hook::Forward,
+            3 => Hook::Output,
+            4 => Hook::Postrouting,
+            _ => return None,
+        },
     };
     let filters = text(body, CHAIN_TYPE) == Some("filter");
     let table = text(body, TABLE_NAME)?.to_owned();
@@ -128,17 +138,28 @@ fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Opt
     let chain = Chain { family, table, name: text(body, CHAIN_NAME)?.to_owned() };
     let priority = number(at, HOOK_PRIORITY)? as i32;
     let drops = number(body, POLICY) == Some(0);
-    filters.then_some(BaseChain { chain, hook, priority, drops, owned })
+    let devices = devices(at);
+    filters.then_some(BaseChain { chain, hook, devices, priority, drops, owned })
+}
+
+/// Devices of a hook: one, or a list.
+fn devices(hook: &[u8]) -> BTreeSet<String> {
+    const DEVICE: u16 = 3;
+    const DEVICES: u16 = 4;
+    let list = attributes(attribute(hook, DEVICES).unwrap_or_default());
+    let name = |name: &[u8]| name.strip_suffix(&[0]).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
+    let listed = list.filter_map(|(_, device)| name(device));
+    listed.chain(text(hook, DEVICE).map(str::to_owned)).collect()
 }
 
 impl BaseChain {
     /// Returns whether connection tracking has seen the packets of pods that go through the chain.
     pub fn tracked(&self) -> Tracked {
         match (self.hook, self.priority.cmp(&libc::NF_IP_PRI_CONNTRACK)) {
-            (Hook::Prerouting | Hook::Output, Ordering::Less) => Tracked::No,
+            (Hook::Ingress, _) | (Hook::Prerouting | Hook::Output, Ordering::Less) => Tracked::No,
             (Hook::Prerouting | Hook::Output, Ordering::Equal) => Tracked::Unknown,
             (Hook::Prerouting | Hook::Output, Ordering::Greater)
-            | (Hook::Input | Hook::Forward | Hook::Postrouting, _) => Tracked::Yes,
+            | (Hook::Input | Hook::Forward | Hook::Postrouting | Hook::Egress, _) => Tracked::New,
         }
     }
 }
@@ -193,7 +214,7 @@ pub fn table_rules(
     family: ChainFamily,
     table: &str,
 ) -> Result<BTreeMap<String, Vec<Rule>>, NftError> {
-    netns.run(|| rules_here((family, table), None, Tracked::Yes))?.map_err(NftError::Read)
+    netns.run(|| rules_here((family, table), None, Tracked::New))?.map_err(NftError::Read)
 }
 
 fn rules_here(
@@ -222,6 +243,8 @@ fn rules_here(
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
             Self::Prerouting => "prerouting",
             Self::Input => "input",
             Self::Forward => "forward",
@@ -237,8 +260,18 @@ impl ChainFamily {
             Self::Inet => libc::NFPROTO_INET,
             Self::Ip => libc::NFPROTO_IPV4,
             Self::Ip6 => libc::NFPROTO_IPV6,
+            Self::Netdev => libc::NFPROTO_NETDEV,
         };
         number as u8
+    }
+
+    /// Family of IP of all packets that chains of this family get, if they get one only.
+    pub fn is_ipv4(self) -> Option<bool> {
+        match self {
+            Self::Inet | Self::Netdev => None,
+            Self::Ip => Some(true),
+            Self::Ip6 => Some(false),
+        }
     }
 
     /// As `nft` spells it.
@@ -247,6 +280,7 @@ impl ChainFamily {
             Self::Inet => "inet",
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
+            Self::Netdev => "netdev",
         }
     }
 }

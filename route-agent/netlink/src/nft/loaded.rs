@@ -7,6 +7,8 @@ pub(super) const MARK: u32 = 3;
 /// Key of a connection's mark.
 pub(super) const CT_MARK: u32 = 3;
 pub(super) const META_KEY: u16 = 2;
+/// Type of Ethernet.
+pub(super) const PROTOCOL: u32 = 1;
 pub(super) const NFPROTO: u32 = 15;
 pub(super) const L4PROTO: u32 = 16;
 pub(super) const IIF: u32 = 4;
@@ -14,14 +16,33 @@ pub(super) const OIF: u32 = 5;
 pub(super) const IIFNAME: u32 = 6;
 pub(super) const OIFNAME: u32 = 7;
 
-/// State of packets at the hook of a chain: seen by connection tracking or not.
+/// Packets that a chain's rules are read for, by what connection tracking knows of them at its hook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tracked {
+    /// Those that it has not seen yet.
     No,
+    /// Those that begin a connection.
     #[default]
-    Yes,
+    New,
+    /// Those of established connections, from the end that has begun them.
+    Established,
+    /// Those from the other end.
+    Reply,
     /// The order of two hooks with one priority is that of their registration, which nothing shows.
     Unknown,
+}
+
+impl Tracked {
+    /// All packets that have to pass where these do: a connection needs those that follow its first one.
+    pub fn all(self) -> &'static [Self] {
+        match self {
+            Self::No => &[Self::No],
+            Self::New | Self::Established | Self::Reply => {
+                &[Self::New, Self::Established, Self::Reply]
+            }
+            Self::Unknown => &[Self::Unknown],
+        }
+    }
 }
 
 /// Value that a rule has loaded to compare it.
@@ -101,21 +122,26 @@ impl Tracking {
         }
     }
 
-    /// Returns whether packets that begin a connection meet a comparison; `None` if some may.
-    pub(super) fn is_met_by_new(
+    /// Returns whether such packets meet a comparison; `None` if some may.
+    pub(super) fn is_met_by(
         self,
         tracked: Tracked,
         (value, mask, operator): (&[u8], Option<&[u8]>, u32),
     ) -> Option<bool> {
         match (self, tracked) {
-            (Self::State, _) => States::compared(value, mask, operator)?.are_met_by_new(tracked),
+            (Self::State, _) => States::compared(value, mask, operator)?.are_met_by(tracked),
             // There is nothing to compare.
             (Self::Direction | Self::Mark, Tracked::No) => Some(false),
-            // Packets of the end that has begun a connection have direction 0.
-            (Self::Direction, Tracked::Yes) if mask.is_none() && matches!(operator, 0 | 1) => {
-                Some(value.iter().all(|byte| *byte == 0) == (operator == 0))
+            (Self::Direction, Tracked::New | Tracked::Established | Tracked::Reply)
+                if mask.is_none() && matches!(operator, 0 | 1) =>
+            {
+                let is_original = value.iter().all(|byte| *byte == 0);
+                Some((is_original == (tracked != Tracked::Reply)) == (operator == 0))
             }
-            (Self::Direction | Self::Mark, Tracked::Yes | Tracked::Unknown) => None,
+            (
+                Self::Direction | Self::Mark,
+                Tracked::New | Tracked::Established | Tracked::Reply | Tracked::Unknown,
+            ) => None,
         }
     }
 }
@@ -147,19 +173,20 @@ impl States {
         }
     }
 
-    /// Returns whether packets that begin a connection have one of them; `None` if some may: one without tracking, or to
-    /// another destination than it was sent to, has a state of its own as well.
-    pub fn are_met_by_new(self, tracked: Tracked) -> Option<bool> {
-        match tracked {
-            Tracked::Yes => {}
+    /// Returns whether such packets have one of them; `None` if some may: one without tracking, or to another destination
+    /// than it was sent to, has a state of its own as well.
+    pub fn are_met_by(self, tracked: Tracked) -> Option<bool> {
+        let own = match tracked {
+            Tracked::New => Self::NEW,
+            Tracked::Established | Tracked::Reply => Self::ESTABLISHED,
             // Before connection tracking all packets are compared as invalid.
             Tracked::No => return Some((self.listed & Self::INVALID != 0) != self.inverted),
             Tracked::Unknown => return None,
-        }
-        let has_new = self.listed & Self::NEW != 0;
+        };
+        let has_own = self.listed & own != 0;
         let simple = Self::NEW | Self::INVALID | Self::ESTABLISHED | Self::RELATED;
-        let is_known = self.listed & !simple == 0 || has_new && !self.inverted;
-        is_known.then_some(has_new != self.inverted)
+        let is_known = self.listed & !simple == 0 || has_own && !self.inverted;
+        is_known.then_some(has_own != self.inverted)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::nfnetlink::{attribute, attributes, number, text};
 
 use super::comment;
 use super::loaded::{
-    Field, IIF, IIFNAME, L4PROTO, Loaded, MARK, META_KEY, NFPROTO, OIF, OIFNAME, States, Tracked,
+    Field, IIF, IIFNAME, L4PROTO, Loaded, MARK, META_KEY, NFPROTO, OIF, OIFNAME, PROTOCOL, States, Tracked,
     Tracking, is_verdict_map, sets_value,
 };
 use super::lookup::Lookup;
@@ -40,10 +40,10 @@ pub struct Rule {
     pub protocol: Option<u8>,
     pub sports: BTreeSet<u16>,
     pub dports: BTreeSet<u16>,
-    /// More is compared than the above, and than what holds for every packet that begins a connection.
+    /// More is compared than the above, and than what holds for each of the packets that the rule was read for.
     pub is_narrow: bool,
-    /// No packet that begins a connection meets it.
-    pub spares_new: bool,
+    /// None of these packets meets it.
+    pub spares_all: bool,
 }
 
 /// Prefix that a rule compares a packet's address with.
@@ -128,7 +128,7 @@ impl Rule {
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
             is_narrow: false,
-            spares_new: false,
+            spares_all: false,
         };
         let (mut loaded, mut lookups) = (Loaded { tracked, ..Loaded::default() }, Vec::new());
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
@@ -156,7 +156,7 @@ impl Rule {
                 self.condition = self.condition.max(meta(data));
                 let key = number(data, META_KEY);
                 self.is_narrow |= meta(data) == Condition::Other
-                    && !matches!(key, Some(NFPROTO | L4PROTO | MARK));
+                    && !matches!(key, Some(NFPROTO | PROTOCOL | L4PROTO | MARK));
                 *loaded = Loaded { key, ..loaded.cleared() };
             }
             Some("ct") if !sets_value(data) => {
@@ -186,7 +186,7 @@ impl Rule {
             Some("match") => {
                 self.condition = Condition::Other;
                 let states = states_of_extension(data);
-                self.compare_new(states.and_then(|states| states.are_met_by_new(loaded.tracked)));
+                self.compare_state(states.and_then(|states| states.are_met_by(loaded.tracked)));
             }
             Some("lookup") => {
                 (self.condition, self.is_narrow) = (Condition::Other, true);
@@ -211,12 +211,12 @@ impl Rule {
         let (is_equal, negated) = (operator == 0, operator == 1);
         let mark = MarkMatch::parse(value, loaded.mask.as_deref(), operator);
         if let Some(tracking) = loaded.tracking {
-            if (tracking, loaded.tracked) == (Tracking::Mark, Tracked::Yes) {
+            if tracking == Tracking::Mark && !matches!(loaded.tracked, Tracked::No | Tracked::Unknown) {
                 return self.compare_mark(mark);
             }
             let of_value = (value, loaded.mask.as_deref(), operator);
-            let is_met = tracking.is_met_by_new(loaded.tracked, of_value);
-            return self.compare_new(is_met);
+            let is_met = tracking.is_met_by(loaded.tracked, of_value);
+            return self.compare_state(is_met);
         }
         match loaded {
             Loaded { key: Some(key @ (IIF | OIF | IIFNAME | OIFNAME)), .. } => {
@@ -225,7 +225,9 @@ impl Rule {
                 self.interfaces.extend(found);
             }
             Loaded { key: Some(MARK), .. } => return self.compare_mark(mark),
-            Loaded { key: Some(NFPROTO), .. } => self.compare_family(value, is_equal, negated),
+            Loaded { key: Some(NFPROTO | PROTOCOL), .. } => {
+                self.compare_family(value, is_equal, negated);
+            }
             Loaded { key: Some(L4PROTO), .. } | Loaded { field: Some(Field::Protocol), .. }
                 if is_equal && loaded.mask.is_none() && value.len() == 1 =>
             {
@@ -270,21 +272,23 @@ impl Rule {
     /// Takes in the comparisons of marks, of which no bits are set but these.
     pub fn resolve_marks(&mut self, settable: u32) {
         for mark in std::mem::take(&mut self.marks) {
-            self.compare_new(mark.is_met(settable));
+            self.compare_state(mark.is_met(settable));
         }
     }
 
     fn compare_family(&mut self, value: &[u8], is_equal: bool, negated: bool) {
-        let is_ipv4 = value == [libc::NFPROTO_IPV4 as u8];
-        self.is_narrow |= !(is_ipv4 || value == [libc::NFPROTO_IPV6 as u8]);
+        let is_any = |families: [&[u8]; 2]| families.contains(&value);
+        let is_ipv4 = is_any([&[libc::NFPROTO_IPV4 as u8], &ethernet(libc::ETH_P_IP)]);
+        let is_ipv6 = is_any([&[libc::NFPROTO_IPV6 as u8], &ethernet(libc::ETH_P_IPV6)]);
+        self.is_narrow |= !(is_ipv4 || is_ipv6);
         self.is_narrow |= !(is_equal || negated);
         self.is_ipv4 = Some(is_ipv4 != negated);
     }
 
-    /// Takes in a comparison that all packets which begin a connection meet, or none, or some.
-    fn compare_new(&mut self, is_met: Option<bool>) {
+    /// Takes in a comparison that all of the packets meet, or none, or some.
+    fn compare_state(&mut self, is_met: Option<bool>) {
         self.is_narrow |= is_met != Some(true);
-        self.spares_new |= is_met == Some(false);
+        self.spares_all |= is_met == Some(false);
     }
 }
 
@@ -314,6 +318,12 @@ fn states_of_extension(data: &[u8]) -> Option<States> {
         }
         _ => None,
     }
+}
+
+/// Type of Ethernet as a rule compares it.
+fn ethernet(kind: i32) -> [u8; 2] {
+    let [.., high, low] = kind.to_be_bytes();
+    [high, low]
 }
 
 fn mask(data: &[u8]) -> Option<Vec<u8>> {
