@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{FabricRecord, Record as _};
-use fabric_api::{PrivateKey, PublicKey, labels};
+use fabric_api::ipam::Network;
+use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_runtime::{Heartbeat, WRITE_RETRY, WriteBackoff};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
 use futures::stream::{self, StreamExt as _};
@@ -83,14 +84,25 @@ pub async fn publish(
         publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
     }
     // A prefix that is not held yet would be anybody's, also when its peering is back.
-    let is_unheld = wanted.objects.iter().any(|(reference, want)| {
+    let unheld = wanted.objects.iter().filter(|(reference, want)| {
         let have = publisher.index.get(reference);
         keeps_refused_prefix(want) && !have.is_some_and(|have| is_same(have, want))
     });
-    let deleted = wanted.deleted.iter().filter(|of| !(is_unheld && of.kind == Kind::Network));
+    let unheld: Vec<Cidr> = unheld.filter_map(|(_, want)| prefix_of(want)).collect();
+    let is_unheld = |of: &ObjectRef| {
+        let granted = publisher.index.network_grant(of);
+        granted.is_some_and(|granted| unheld.iter().any(|prefix| prefix.overlaps(&granted)))
+    };
+    let deleted: Vec<_> = wanted.deleted.iter().filter(|of| !is_unheld(of)).collect();
+    let deleted = deleted.into_iter();
     publisher.write_all(deleted.map(Write::deletion)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
+}
+
+fn prefix_of(network: &Object) -> Option<Cidr> {
+    let network: &Network = network.try_into().ok()?;
+    network.spec.cidr.parse().ok()
 }
 
 /// Order of the writes of objects.

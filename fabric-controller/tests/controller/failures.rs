@@ -4,6 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use fabric_api::fabric::{FabricRecord, Remap};
+use fabric_store::Kind;
+
+use crate::ipam::FakeIpam;
 use crate::{Cluster, client_of, external_network, until};
 
 fn is_whole(cluster: &Cluster, peer: &str) -> bool {
@@ -259,6 +263,73 @@ async fn removed_grants_and_keys_are_written_again() {
     until("published", || is_whole(&cluster, "lyon")).await;
     until("all is written again", || files() == kept).await;
     assert_eq!(remaps(), before);
+}
+
+#[tokio::test]
+async fn state_lost_while_stopped_changes_no_prefix() {
+    let mut cluster = Cluster::started("rome").await;
+    let peers = ["milan", "lyon", "turin"];
+    // In another order than that of their names.
+    for peer in ["turin", "milan", "lyon"] {
+        cluster.write(&format!("{peer}.yaml"), &client_of(peer, 30742));
+        until("published", || is_whole(&cluster, peer)).await;
+    }
+    let before = peers.map(|peer| cluster_remaps(&cluster, peer));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cluster.stop().await;
+    fs::remove_dir_all(cluster.path("state")).unwrap();
+    cluster.ipam.kill();
+    cluster.ipam = FakeIpam::new(cluster.path("ipam.sock"));
+    cluster.ipam.start();
+    cluster.write("bari.yaml", &client_of("bari", 30742));
+    cluster.start();
+    until("all are published", || is_whole(&cluster, "bari")).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let after = peers.map(|peer| cluster_remaps(&cluster, peer));
+    assert_eq!(after, before);
+    let networks = || fs::read_dir(cluster.path("state/networks")).unwrap().count();
+    until("all are granted again", || networks() >= 4 * 2).await;
+}
+
+fn cluster_remaps(cluster: &Cluster, peer: &str) -> Vec<Remap> {
+    cluster.gateway(peer, "client").unwrap().spec.remaps
+}
+
+#[tokio::test]
+async fn peer_in_another_namespace_keeps_its_prefixes() {
+    let cluster = Cluster::started("rome").await;
+    cluster.ipam.taken.set_taken("10.64.0.0/14", true);
+    for peer in ["milan", "turin"] {
+        cluster.write(&format!("{peer}.yaml"), &client_of(peer, 30742));
+        until("published", || is_whole(&cluster, peer)).await;
+    }
+    // Others would be granted now.
+    cluster.ipam.taken.set_taken("10.64.0.0/14", false);
+    let prefixes = |peer| {
+        let record = cluster.get(Kind::FabricRecord, "", &format!("peering-{peer}"));
+        let record = FabricRecord::try_from(record.unwrap()).ok().unwrap();
+        record.spec.peering.unwrap().prefixes
+    };
+    let before = ["milan", "turin"].map(prefixes);
+    let written = client_of("milan", 30742);
+    // All but the gateway.
+    let (first, gateway) = written.rsplit_once("---").unwrap();
+    let other = first.replace("liqo-tenant-milan", "liqo-tenant-mlian") + "---" + gateway;
+    let granted = |namespace: &str| {
+        let folder = cluster.path("state/status/networks");
+        let names = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(namespace)).count()
+    };
+    for (text, namespace, left) in [
+        (&other, "liqo-tenant-mlian", "liqo-tenant-milan"),
+        (&written, "liqo-tenant-milan", "liqo-tenant-mlian"),
+    ] {
+        cluster.write("milan.yaml", text);
+        until("granted", || granted(namespace) == 2 && granted(left) == 0).await;
+        cluster.acknowledge("n1");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(["milan", "turin"].map(prefixes), before, "{namespace}");
+    }
 }
 
 #[tokio::test]

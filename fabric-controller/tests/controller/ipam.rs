@@ -85,6 +85,16 @@ impl Taken {
         (inner.prefixes.keys().map(ToString::to_string).collect(), inner.addresses.len())
     }
 
+    /// Grants a prefix to another cluster's program, or takes it back.
+    pub(crate) fn set_taken(&self, prefix: &str, is_taken: bool) {
+        let (mut inner, prefix) = (self.lock(), prefix.parse().unwrap());
+        _ = if is_taken {
+            inner.prefixes.insert(prefix, 1)
+        } else {
+            inner.prefixes.remove(&prefix)
+        };
+    }
+
     /// Number of requests for prefixes and addresses.
     pub(crate) fn acquired(&self) -> usize {
         self.lock().acquired

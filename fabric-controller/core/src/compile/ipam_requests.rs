@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fabric_api::fabric::{GatewayConfig, Remap};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{Cidr, labels};
 use fabric_index::owner::keeps_refused_prefix;
@@ -39,7 +40,8 @@ pub enum Allocation {
 }
 
 /// Requests for prefixes, the most urgent first, of the Networks that stay. `returned` are those that get
-/// one without ipam.
+/// one without ipam. A peer's prefix that gateways still have, though its grant is lost, is requested as it is, before
+/// those of others.
 pub(super) fn of_networks(
     index: &Index,
     cluster: &Cluster,
@@ -48,6 +50,7 @@ pub(super) fn of_networks(
     problems: &mut Problems,
 ) -> Vec<IpamRequest> {
     let mut requests = Vec::new();
+    let published = published_prefixes(index);
     for (reference, object) in index.of_kind(Kind::Network) {
         let rank = rank(object);
         // A peer must not get what the cluster itself is still to get.
@@ -60,16 +63,42 @@ pub(super) fn of_networks(
             continue;
         }
         let returned = returned.get(reference).and_then(|object| object.try_into().ok());
-        requests.extend(network_request(reference, object, returned).map(|of| (rank, of)));
+        let published = translation_of(object).and_then(|of| published.get(&of)).copied();
+        let request = network_request(reference, object, (returned, published));
+        requests.extend(request.map(|request| ((rank, published.is_none()), request)));
     }
-    requests.sort_by_key(|(rank, _)| *rank);
+    requests.sort_by_key(|(order, _)| *order);
     requests.into_iter().map(|(_, request)| request).collect()
+}
+
+/// A peer, the kind of one of its prefixes, and that prefix as the peer has it.
+type Translation = (String, String, Cidr);
+
+/// The peers' prefixes as configs of gateways have them.
+fn published_prefixes(index: &Index) -> BTreeMap<Translation, Cidr> {
+    let configs = index.of_kind(Kind::GatewayConfig);
+    let configs = configs.filter_map(|(_, object)| <&GatewayConfig>::try_from(object).ok());
+    let remaps = configs.flat_map(|GatewayConfig { spec, .. }| {
+        spec.remaps.iter().filter_map(|Remap { kind, remote, local }| {
+            let of = (spec.peer_cluster_id.clone(), kind.name().to_owned(), remote.parse().ok()?);
+            Some((of, local.parse().ok()?))
+        })
+    });
+    remaps.collect()
+}
+
+/// What a Network of a peering stands for.
+fn translation_of(network: &Object) -> Option<Translation> {
+    let label = |name| network.label(name).map(str::to_owned);
+    let Object::Network(of) = network else { return None };
+    let peer = label(labels::REMOTE_CLUSTER_ID).filter(|_| owner::of(network).is_some())?;
+    Some((peer, label(labels::CIDR_TYPE)?, of.spec.cidr.parse().ok()?))
 }
 
 fn network_request(
     of: &ObjectRef,
     object: &Object,
-    returned: Option<&Network>,
+    (returned, published): (Option<&Network>, Option<Cidr>),
 ) -> Option<IpamRequest> {
     let network: &Network = object.try_into().ok()?;
     let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // reported with the cluster
@@ -82,7 +111,7 @@ fn network_request(
         return None;
     }
     let allocation = Allocation::Network {
-        cidr,
+        cidr: published.filter(|prefix| fits(*prefix)).unwrap_or(cidr),
         immutable,
         exclusive: !(immutable && object.label(labels::NETWORK_SHARED) == Some("true")),
         pre_allocated: network.spec.pre_allocated.unwrap_or(0),

@@ -79,19 +79,24 @@ pub(super) fn held(index: &Index) -> impl Iterator<Item = (&ObjectRef, &Object)>
 }
 
 /// Leaves the Network of a replaced prefix alone as long as nodes have it, which is until the new
-/// one is granted; then [`networks`] follows.
+/// one is granted; then [`networks`] follows. The same for a peer whose Configuration is another now.
 pub(super) fn replaced(index: &Index, cluster: &Cluster, peerings: &[Peering<'_>]) -> Desired {
     let mut desired = Desired::default();
-    let waiting = peerings.iter().filter(|peering| !peering.is_ready());
-    let waiting: BTreeSet<&ObjectRef> = waiting.map(|peering| &peering.reference).collect();
+    let waiting: Vec<_> = peerings.iter().filter(|peering| !peering.is_ready()).collect();
     if waiting.is_empty() {
         return desired;
     }
+    let owners: BTreeSet<_> = waiting.iter().map(|peering| &peering.reference).collect();
+    let peers: BTreeSet<_> = waiting.iter().map(|peering| peering.peer()).collect();
     let carried = published_before(index, cluster);
     for (reference, object) in index.of_kind(Kind::Network) {
         let granted = index.network_grant(reference);
         let is_carried = granted.is_some_and(|prefix| carried.contains_key(&prefix));
-        if is_carried && owner::of(object).is_some_and(|owner| waiting.contains(&owner)) {
+        let is_of_peer =
+            || object.label(labels::REMOTE_CLUSTER_ID).is_some_and(|peer| peers.contains(peer));
+        let is_awaited =
+            |owner: ObjectRef| owners.contains(&owner) || is_of_peer() && is_left(index, object);
+        if is_carried && owner::of(object).is_some_and(is_awaited) {
             desired.keep(reference.clone());
         }
     }
@@ -168,7 +173,7 @@ fn config_of<'a>(index: &'a Index, node: &str) -> Option<&'a NodeConfig> {
 fn original_of(index: &Index, held: &ObjectRef, prefix: &Cidr) -> Option<(String, String)> {
     if let Some(object) = index.get(held).filter(|object| keeps_refused_prefix(object)) {
         let kind = object.label(labels::CIDR_TYPE)?.to_owned();
-        return Some((kind, remote_of(object)?.to_owned()));
+        return Some((kind, remote_of(index, object)?.to_owned()));
     }
     let mut networks = index.of_kind(Kind::Network);
     let (_, object) = networks.find(|(reference, object)| {
@@ -180,16 +185,23 @@ fn original_of(index: &Index, held: &ObjectRef, prefix: &Cidr) -> Option<(String
     Some((object.label(labels::CIDR_TYPE)?.to_owned(), network.spec.cidr.clone()))
 }
 
-/// Networks of peerings that are back, with the prefixes that are still refused for them.
+/// True for the Network of a peering whose Configuration is gone.
+fn is_left(index: &Index, network: &Object) -> bool {
+    owner::of(network)
+        .is_some_and(|owner| owner.kind == Kind::Configuration && index.get(&owner).is_none())
+}
+
+/// Networks of peerings that are back, with the prefixes that are still refused for them, or that those of a former
+/// Configuration of the peer have.
 pub(super) fn returned(index: &Index, peerings: &[Peering<'_>]) -> BTreeMap<ObjectRef, Object> {
     let mut returned = BTreeMap::new();
     for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
         for remote in peering.remotes.iter().filter(|remote| remote.granted.is_none()) {
             let Some(Object::Network(network)) = index.get(&remote.network) else { continue };
-            let back = held(index).find_map(|(reference, object)| {
+            let back = index.of_kind(Kind::Network).find_map(|(reference, object)| {
                 let same = object.label(labels::REMOTE_CLUSTER_ID) == Some(&peering.peer())
                     && object.label(labels::CIDR_TYPE) == Some(remote.kind.name())
-                    && remote_of(object) == Some(&remote.cidr.to_string());
+                    && remote_of(index, object) == Some(&remote.cidr.to_string());
                 index.network_grant(reference).filter(|_| same)
             });
             if let Some(prefix) = back {
@@ -202,6 +214,11 @@ pub(super) fn returned(index: &Index, peerings: &[Peering<'_>]) -> BTreeMap<Obje
     returned
 }
 
-fn remote_of(object: &Object) -> Option<&str> {
-    object.metadata().annotations.as_ref()?.get(REMOTE).map(String::as_str)
+/// The prefix as the peer has it, for which one is refused, or was granted to a former Configuration.
+fn remote_of<'a>(index: &Index, object: &'a Object) -> Option<&'a str> {
+    if keeps_refused_prefix(object) {
+        return object.metadata().annotations.as_ref()?.get(REMOTE).map(String::as_str);
+    }
+    let network: &Network = object.try_into().ok().filter(|_| is_left(index, object))?;
+    Some(&network.spec.cidr)
 }
