@@ -159,9 +159,8 @@ impl Treatment {
 
     fn forwarded_by(&self, hook: Hook, rule: &Rule) -> Option<String> {
         // On the gateway's host VXLAN is forwarded, too, by devices that no packet of a pod takes.
-        let is_of_pods = |dev: &Option<String>| {
-            dev.as_ref().is_some_and(|dev| self.pod_devices.contains(dev))
-        };
+        let is_of_pods =
+            |dev: &Option<String>| dev.as_ref().is_some_and(|dev| self.pod_devices.contains(dev));
         let ways = self.ways.iter();
         let ways = ways.filter(|way| is_of_pods(&way.incoming) || is_of_pods(&way.outgoing));
         if let Some(peer) = rule.peer(&self.peers, ways) {
@@ -285,8 +284,16 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
             let found = ensure(&netns, &treatment, &mut accepts);
             (found, accepts, legacy_rules)
         };
-        let looked = tokio::task::spawn_blocking(look).await;
-        let Ok((mut found, state, digest)) = looked else { return };
+        let (mut found, state, digest) = match tokio::task::spawn_blocking(look).await {
+            Ok(looked) => looked,
+            Err(error) if error.is_cancelled() => return,
+            Err(error) => {
+                let failure =
+                    format!("cannot look at other firewalls, by a fault of weft: {error}");
+                let found = Found { failures: [failure].into(), ..Found::default() };
+                (found, nft::Accepts::default(), None)
+            }
+        };
         (accepts, legacy_rules) = (state, digest);
         found.request = number;
         locked = found.locked;
@@ -385,10 +392,8 @@ fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -
         (
             Hook::Ingress | Hook::Egress | Hook::Prerouting | Hook::Forward | Hook::Postrouting,
             _,
-        ) => {
-            "let its owner accept what comes in or goes out by the devices weft4 and weft6"
-                .to_owned()
-        }
+        ) => "let its owner accept what comes in or goes out by the devices weft4 and weft6"
+            .to_owned(),
         (Hook::Input, false) | (Hook::Output, _) => {
             let ports = each(port_name);
             format!("let its owner accept UDP port {}", ports.join(" and "))

@@ -104,8 +104,9 @@ impl Version {
             Some(usize::from(u16::from_ne_bytes(length)))
         };
         let counted_to = self.counters_at + COUNTERS;
-        while let Some((entry, rest)) =
-            length(entries).filter(|of| *of >= counted_to).and_then(|of| entries.split_at_checked(of))
+        while let Some((entry, rest)) = length(entries)
+            .filter(|of| *of >= counted_to)
+            .and_then(|of| entries.split_at_checked(of))
         {
             digest.update(&entry[..self.counters_at]);
             digest.update(&entry[counted_to..]);

@@ -52,22 +52,28 @@ impl Nfnetlink {
         Err(io::ErrorKind::Interrupted.into())
     }
 
-    /// Like [`Self::dump`]; `None` if there are more bodies, the rest of which is not read.
+    /// Like [`Self::dump`]; `None` if there are more bodies, the rest of which is not read, or if the object that
+    /// has them is gone or keeps changing.
     pub(crate) fn dump_at_most(
         max: usize,
         kind: Kind,
         family: u8,
         body: &[u8],
     ) -> io::Result<Option<Vec<Vec<u8>>>> {
-        let (mut socket, mut found) = (Self::open()?, Vec::new());
-        socket.max_bodies = max;
-        let mut push = |body: &[u8]| found.push(body.to_vec());
-        match socket.request(kind, NLM_F_DUMP, (family, body), &mut push) {
-            Ok(true) => Ok(Some(found)),
-            Ok(false) => Err(io::ErrorKind::Interrupted.into()),
-            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(None),
-            Err(error) => Err(error),
+        for _ in 0..DUMP_TRIES {
+            let (mut socket, mut found) = (Self::open()?, Vec::new());
+            socket.max_bodies = max;
+            let mut push = |body: &[u8]| found.push(body.to_vec());
+            match socket.request(kind, NLM_F_DUMP, (family, body), &mut push) {
+                Ok(true) => return Ok(Some(found)),
+                Ok(false) => {}
+                Err(error) => match error.kind() {
+                    io::ErrorKind::FileTooLarge | io::ErrorKind::NotFound => return Ok(None),
+                    _ => return Err(error),
+                },
+            }
         }
+        Ok(None)
     }
 
     /// Like [`Self::dump`], for tables too large or too busy to gather: passes each body to `take`,

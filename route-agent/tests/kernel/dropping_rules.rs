@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 61] = [
+const DROPS: [(&str, &str); 63] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -28,6 +28,8 @@ const DROPS: [(&str, &str); 61] = [
     ("nft insert rule inet f c ct state != { new, invalid } drop", OF_PODS),
     ("iptables-legacy -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j DROP", OF_PODS),
     ("nft insert rule inet f c ct direction reply drop", OF_PODS),
+    ("nft insert rule inet f c meta nfproto ipv4 counter name n drop", OF_PODS),
+    ("nft insert rule ip6 six c iifname pod0 drop", "packets between pods of fd00:200:1::/64"),
     ("nft insert rule inet f c iifname pod0 jump end", OF_PODS),
     ("nft insert rule inet f c ip saddr 10.200.1.0/24 jump end2", OF_PODS),
     ("nft add rule netdev f ing ip daddr 10.201.0.0/16 drop", OF_PODS),
@@ -131,6 +133,11 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-legacy -t mangle -A FORWARD -m conntrack --ctstate INVALID -j DROP
     iptables-legacy -t mangle -A PREROUTING -m mark --mark 0x7 -j DROP
     iptables-legacy -t mangle -A POSTROUTING -o eth0 -s 10.200.0.0/16 -j DROP
+    nft add rule inet f c ip saddr @none tcp dport { 80, 443 } drop
+    nft add rule inet f c ip ttl != 64 drop
+    nft add rule inet f c ip ttl != { 64, 128 } drop
+    nft add rule inet f c ip saddr and 0.0.0.255 != 0.0.0.254 drop
+    nft add rule inet f c meta mark and 0xff xor 0x2 == 0x2 drop
     nft add rule netdev f ing ip daddr 10.202.0.0/16 drop
     nft add rule netdev f ing tcp dport 25 drop
     nft add rule netdev f egr ip6 saddr fd00:201::/32 tcp sport 80 drop
@@ -158,7 +165,9 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
     let chain = |name: &str, hook: &str| {
         format!("add chain inet f {name} {{ type filter hook {hook}; }}; ")
     };
-    let sets = "add chain inet f end; add rule inet f end counter drop; \
+    let sets = "add counter inet f n; add set inet f none { type ipv4_addr; }; \
+                add table ip6 six; add chain ip6 six c { type filter hook forward priority 0; }; \
+                add chain inet f end; add rule inet f end counter drop; \
                 add chain inet f end2; add rule inet f end2 drop; \
                 add table netdev f; add chain inet f dev { type filter hook ingress device pod0 priority 0; }; \
                 add chain netdev f ing { type filter hook ingress device pod0 priority 0; }; \

@@ -111,10 +111,7 @@ impl<'a> Table<'a> {
         }
         let mut rules = nft::chain_rules(self.netns, &self.chain(name), tracked)?;
         rules.iter_mut().try_for_each(|rule| self.marks.resolve(rule))?;
-        let mut rules: Vec<Rule> = rules.into_iter().map(Rule::from).collect();
-        if let Some(is_ipv4) = self.base_chains[0].chain.family.is_ipv4() {
-            rules.iter_mut().for_each(|rule| rule.is_ipv4 = Some(is_ipv4));
-        }
+        let rules: Vec<Rule> = rules.into_iter().map(Rule::from).collect();
         self.read.borrow_mut().insert(key, rules.clone());
         Ok(rules)
     }

@@ -1,6 +1,6 @@
 //! Rules of other programs about packets between this node's pods and peers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::Cidr;
 use fabric_api::fabric::PacketDrop;
@@ -110,7 +110,8 @@ pub(super) struct Search<'a, E> {
     has_accepts_inside: bool,
     wanted: Verdict,
     load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
-    pub(super) visited: BTreeSet<String>,
+    /// Chains, and whether they leave nothing to decide.
+    pub(super) visited: BTreeMap<String, bool>,
     /// The first rule with the wanted verdict, and its chain.
     pub(super) found: Option<(String, Rule)>,
     /// No rule before it decides about some of the packets.
@@ -124,7 +125,7 @@ impl<'a, E> Search<'a, E> {
         load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     ) -> Self {
         let has_accepts = packets.hook == Hook::Forward;
-        let (visited, found) = (BTreeSet::new(), None);
+        let (visited, found) = (BTreeMap::new(), None);
         Self {
             treatment,
             packets,
@@ -140,9 +141,17 @@ impl<'a, E> Search<'a, E> {
 
     /// Returns true once nothing is left to decide.
     pub(super) fn visit(&mut self, chain: &str) -> Result<bool, E> {
-        if !self.visited.insert(chain.to_owned()) {
-            return Ok(false);
+        if let Some(is_decided) = self.visited.get(chain) {
+            return Ok(*is_decided);
         }
+        // The kernel takes no loops; what is read while it changes may look like one.
+        self.visited.insert(chain.to_owned(), false);
+        let is_decided = self.visit_rules(chain)?;
+        self.visited.insert(chain.to_owned(), is_decided);
+        Ok(is_decided)
+    }
+
+    fn visit_rules(&mut self, chain: &str) -> Result<bool, E> {
         for rule in (self.load)(chain)? {
             let all = self.treatment.all_meet(&rule, self.packets);
             let is_met = all || self.treatment.meet(&rule, self.packets);
@@ -158,7 +167,9 @@ impl<'a, E> Search<'a, E> {
                 Verdict::Accept | Verdict::Drop | Verdict::Translate if all => return Ok(true),
                 Verdict::Return if all => return Ok(false),
                 Verdict::Jump(to) | Verdict::Goto(to) if is_met => {
-                    let is_decided = self.follow(&rule, to)? && (all || self.found.is_some());
+                    let is_end = self.follow(&rule, to)?;
+                    let is_decided = is_end && (all || self.found.is_some());
+                    self.is_certain &= !is_end || is_decided;
                     if is_decided || all && matches!(rule.verdict, Verdict::Goto(_)) {
                         return Ok(is_decided);
                     }
@@ -205,7 +216,7 @@ impl Treatment {
             let mut search = Search::new((self, packets), Verdict::Drop, load);
             search.has_accepts_inside = start.has_accepts_inside;
             search.visit(start.chain)?;
-            visited.append(&mut search.visited);
+            visited.extend(search.visited.into_keys());
             if let Some((chain, rule)) = search.found.filter(|_| search.is_certain) {
                 add(packets, &chain, &rule);
             }
@@ -286,7 +297,6 @@ fn holds(of: &AddressMatch, prefix: &Cidr, all: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::convert::Infallible;
 
     use super::*;

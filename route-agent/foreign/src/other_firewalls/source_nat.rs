@@ -28,7 +28,7 @@ pub(super) fn find(
             let mut search = Search::new((treatment, packets), Verdict::Translate, &mut load);
             search.visit(&base.name)?;
             let Search { visited, found: translating, is_certain, .. } = search;
-            found.chains.extend(visited.into_iter().map(|name| Chain { name, ..base.clone() }));
+            found.chains.extend(visited.into_keys().map(|name| Chain { name, ..base.clone() }));
             if let Some((name, rule)) = translating {
                 let chain = Chain { name, ..base.clone() };
                 let (drop, removal) = translation(base, &chain, &rule);

@@ -147,7 +147,9 @@ fn devices(hook: &[u8]) -> BTreeSet<String> {
     const DEVICE: u16 = 3;
     const DEVICES: u16 = 4;
     let list = attributes(attribute(hook, DEVICES).unwrap_or_default());
-    let name = |name: &[u8]| name.strip_suffix(&[0]).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
+    let name = |name: &[u8]| {
+        name.strip_suffix(&[0]).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned)
+    };
     let listed = list.filter_map(|(_, device)| name(device));
     listed.chain(text(hook, DEVICE).map(str::to_owned)).collect()
 }
@@ -233,7 +235,7 @@ fn rules_here(
     for body in socket.dump(GET_RULE, number, &body)? {
         let Some(found) = text(&body, CHAIN_OF_RULE) else { continue };
         let here = text(&body, TABLE_NAME) == Some(table) && chain.is_none_or(|c| c == found);
-        let parsed = Rule::parse(&body, tracked).filter(|_| here);
+        let parsed = Rule::parse(&body, family.is_ipv4(), tracked).filter(|_| here);
         let Some((rule, lookups)) = parsed else { continue };
         rules.entry(found.to_owned()).or_default().extend(sets.expand(rule, &lookups)?);
     }

@@ -83,18 +83,21 @@ pub(super) enum Field {
 }
 
 impl Field {
-    /// `None` for one that is not understood. An address may be cut behind its prefix.
-    pub(super) fn parse(data: &[u8]) -> Option<Self> {
+    /// `None` for one that is not understood, or lies elsewhere in packets of that family. An address may be cut behind
+    /// its prefix.
+    pub(super) fn parse(data: &[u8], is_ipv4: Option<bool>) -> Option<Self> {
         const BASE: u16 = 2;
         const OFFSET: u16 = 3;
         const NETWORK: u32 = 1;
         const TRANSPORT: u32 = 2;
+        let (v4, v6) = (is_ipv4 != Some(false), is_ipv4 != Some(true));
         Some(match (number(data, BASE)?, number(data, OFFSET)?) {
-            (NETWORK, 12) => Self::Address { source: true, ipv4: true },
-            (NETWORK, 16) => Self::Address { source: false, ipv4: true },
-            (NETWORK, 8) => Self::Address { source: true, ipv4: false },
-            (NETWORK, 24) => Self::Address { source: false, ipv4: false },
-            (NETWORK, 9 | 6) => Self::Protocol,
+            (NETWORK, 12) if v4 => Self::Address { source: true, ipv4: true },
+            (NETWORK, 16) if v4 => Self::Address { source: false, ipv4: true },
+            (NETWORK, 8) if v6 => Self::Address { source: true, ipv4: false },
+            (NETWORK, 24) if v6 => Self::Address { source: false, ipv4: false },
+            (NETWORK, 9) if v4 => Self::Protocol,
+            (NETWORK, 6) if v6 => Self::Protocol,
             (TRANSPORT, 0) => Self::Port { source: true },
             (TRANSPORT, 2) => Self::Port { source: false },
             _ => return None,

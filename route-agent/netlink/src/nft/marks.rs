@@ -110,7 +110,7 @@ fn bits_of_target(data: &[u8]) -> u32 {
         (Some("MARK"), Some(2)) => first,
         (Some("CONNMARK"), Some(1)) if info.get(MODE) == Some(&SET) => first,
         (Some("CONNMARK"), Some(1)) => 0,
-        (Some("MARK" | "CONNMARK" | "TPROXY" | "SET"), _) => u32::MAX,
+        (Some("MARK" | "CONNMARK" | "HMARK" | "TPROXY" | "SET"), _) => u32::MAX,
         _ => 0,
     }
 }

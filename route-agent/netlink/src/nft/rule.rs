@@ -10,8 +10,8 @@ use crate::nfnetlink::{attribute, attributes, number, text};
 
 use super::comment;
 use super::loaded::{
-    Field, IIF, IIFNAME, L4PROTO, Loaded, MARK, META_KEY, NFPROTO, OIF, OIFNAME, PROTOCOL, States, Tracked,
-    Tracking, is_verdict_map, sets_value,
+    Field, IIF, IIFNAME, L4PROTO, Loaded, MARK, META_KEY, NFPROTO, OIF, OIFNAME, PROTOCOL, States,
+    Tracked, Tracking, is_verdict_map, sets_value,
 };
 use super::lookup::Lookup;
 use super::marks::MarkMatch;
@@ -107,7 +107,13 @@ pub enum Verdict {
 
 impl Rule {
     /// Parses a rule's attributes, without table and chain, and the sets that it looks values up in.
-    pub(super) fn parse(body: &[u8], tracked: Tracked) -> Option<(Self, Vec<Lookup>)> {
+    ///
+    /// `is_ipv4` is the family of IP of the table, if it has one.
+    pub(super) fn parse(
+        body: &[u8],
+        is_ipv4: Option<bool>,
+        tracked: Tracked,
+    ) -> Option<(Self, Vec<Lookup>)> {
         const HANDLE: u16 = 3;
         const EXPRESSIONS: u16 = 4;
         const USERDATA: u16 = 7;
@@ -122,7 +128,7 @@ impl Rule {
             compared: Vec::new(),
             interfaces: Vec::new(),
             addresses: Vec::new(),
-            is_ipv4: None,
+            is_ipv4,
             marks: Vec::new(),
             protocol: None,
             sports: BTreeSet::new(),
@@ -144,13 +150,19 @@ impl Rule {
     fn add(&mut self, expression: &[u8], loaded: &mut Loaded) {
         const NAME: u16 = 1;
         const DATA: u16 = 2;
+        const OBJECT: u16 = 1;
+        const COUNTER: u32 = 1;
         let data = attribute(expression, DATA).unwrap_or_default();
         match text(expression, NAME) {
             Some("counter" | "log") => {}
-            Some("bitwise") => {
-                loaded.mask = mask(data);
-                self.is_narrow |= loaded.mask.is_none();
-            }
+            Some("objref") if number(data, OBJECT) == Some(COUNTER) => {}
+            Some("bitwise") => match mask(data).filter(|_| loaded.mask.is_none()) {
+                Some(mask) => loaded.mask = Some(mask),
+                None => {
+                    self.is_narrow = true;
+                    *loaded = loaded.cleared();
+                }
+            },
             Some("cmp") => self.compare(data, loaded),
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
@@ -167,7 +179,7 @@ impl Rule {
             Some("ct") => {}
             Some("payload") => {
                 self.condition = Condition::Other;
-                *loaded = Loaded { field: Field::parse(data), ..loaded.cleared() };
+                *loaded = Loaded { field: Field::parse(data, self.is_ipv4), ..loaded.cleared() };
                 self.is_narrow |= loaded.field.is_none();
             }
             Some("immediate") => {
@@ -211,7 +223,9 @@ impl Rule {
         let (is_equal, negated) = (operator == 0, operator == 1);
         let mark = MarkMatch::parse(value, loaded.mask.as_deref(), operator);
         if let Some(tracking) = loaded.tracking {
-            if tracking == Tracking::Mark && !matches!(loaded.tracked, Tracked::No | Tracked::Unknown) {
+            if tracking == Tracking::Mark
+                && !matches!(loaded.tracked, Tracked::No | Tracked::Unknown)
+            {
                 return self.compare_mark(mark);
             }
             let of_value = (value, loaded.mask.as_deref(), operator);
@@ -326,17 +340,22 @@ fn ethernet(kind: i32) -> [u8; 2] {
     [high, low]
 }
 
+/// Mask of a bitwise operation; `None` if it flips or shifts bits, too.
 fn mask(data: &[u8]) -> Option<Vec<u8>> {
     const MASK: u16 = 4;
+    const XOR: u16 = 5;
+    const OPERATION: u16 = 6;
     const BYTES: u16 = 1;
-    Some(attribute(attribute(data, MASK)?, BYTES)?.to_vec())
+    let flipped = attribute(attribute(data, XOR)?, BYTES)?;
+    let is_and =
+        number(data, OPERATION).is_none_or(|of| of == 0) && flipped.iter().all(|b| *b == 0);
+    Some(attribute(attribute(data, MASK)?, BYTES)?.to_vec()).filter(|_| is_and)
 }
 
 /// Prefix that addresses equal to `value` under a mask are of.
 fn prefix(value: &[u8], mask: Option<&[u8]>, ipv4: bool) -> Option<Cidr> {
-    let bits = |byte: &u8| byte.count_ones();
     let len = match mask {
-        Some(mask) => mask.iter().map(bits).sum(),
+        Some(mask) => leading_ones(mask)?,
         None => u32::try_from(value.len() * 8).ok()?,
     };
     let mut octets = [0; 16];
@@ -344,6 +363,15 @@ fn prefix(value: &[u8], mask: Option<&[u8]>, ipv4: bool) -> Option<Cidr> {
     let [a, b, c, d, ..] = octets;
     let address = if ipv4 { IpAddr::from([a, b, c, d]) } else { IpAddr::from(octets) };
     Cidr::around(address, u8::try_from(len).ok()?)
+}
+
+/// Number of ones of a mask that has no other behind them.
+fn leading_ones(mask: &[u8]) -> Option<u32> {
+    let all: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+    let full = mask.iter().take_while(|byte| **byte == 0xff).count();
+    let partly = mask.get(full).map_or(0, |byte| byte.leading_ones());
+    let leading = u32::try_from(full * 8).ok()? + partly;
+    (leading == all).then_some(leading)
 }
 
 /// True for the extension `-m addrtype --dst-type LOCAL`: its mask of source types, that of destination types, 16 bits

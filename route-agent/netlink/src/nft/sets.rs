@@ -16,8 +16,9 @@ use super::{ELEMENT_KEY, GET_ELEMENTS, elements_in, named_set};
 /// Messages of the kernel with elements of a set, some dozens each, that are read of it. Larger ones are not
 /// understood.
 const MAX_MESSAGES: usize = 64;
-/// Number of rules that one with lookups may stand for.
+/// Number of rules that one with lookups may stand for, and all that are read at once.
 const MAX_RULES: usize = 4096;
+const MAX_ALL_RULES: usize = 65_536;
 
 /// Element of a set: a value or the first one of an interval.
 #[derive(Clone, Debug)]
@@ -34,32 +35,37 @@ pub(super) struct Sets<'a> {
     family: u8,
     table: &'a str,
     elements: BTreeMap<String, Option<BTreeSet<Vec<u8>>>>,
+    /// Number of rules so far.
+    expanded: usize,
 }
 
 impl<'a> Sets<'a> {
     pub(super) fn new(family: u8, table: &'a str) -> Self {
-        Self { family, table, elements: BTreeMap::new() }
+        Self { family, table, elements: BTreeMap::new(), expanded: 0 }
     }
 
     /// As one rule for each element of the sets that it looks values up in; as one that is not understood if
-    /// there are other elements, or too many.
+    /// there are other elements, or too many. No packet meets one that looks for a value in an empty set.
     pub(super) fn expand(&mut self, rule: Rule, lookups: &[Lookup]) -> io::Result<Vec<Rule>> {
         let mut rules = vec![rule];
         for lookup in lookups {
+            let Some(first) = rules.first() else { break };
             let unknown = |rule: &Rule| {
                 let verdict = if lookup.is_map { Verdict::Other } else { rule.verdict.clone() };
                 vec![rule.with_unknown_condition(verdict)]
             };
             // Nothing follows from a rule without a verdict.
-            let has_verdict = lookup.is_map || rules[0].verdict != Verdict::Continue;
-            let elements = if has_verdict { self.elements(&lookup.set)? } else { None };
+            let has_verdict = lookup.is_map || first.verdict != Verdict::Continue;
+            let is_read = has_verdict && self.expanded < MAX_ALL_RULES;
+            let elements = if is_read { self.elements(&lookup.set)? } else { None };
             let each = |rule: &Rule| {
                 let expanded = elements.as_ref().and_then(|found| lookup.expand(rule, found));
                 expanded.unwrap_or_else(|| unknown(rule))
             };
-            let expanded: Vec<Rule> = rules.iter().flat_map(each).collect();
-            rules = if expanded.len() > MAX_RULES { unknown(&rules[0]) } else { expanded };
+            let expanded: Vec<Rule> = rules.iter().flat_map(each).take(MAX_RULES + 1).collect();
+            rules = if expanded.len() > MAX_RULES { unknown(first) } else { expanded };
         }
+        self.expanded += rules.len();
         Ok(rules)
     }
 
@@ -109,7 +115,12 @@ impl Lookup {
     fn expand(&self, rule: &Rule, elements: &[Element]) -> Option<Vec<Rule>> {
         let mut rules = Vec::from_iter(self.inverted.then(|| rule.clone()));
         let operator = u32::from(self.inverted);
+        let mut count = 0;
         let mut add = |verdict: &Option<Verdict>, compare: &dyn Fn(&mut Rule)| {
+            count += 1;
+            if count > MAX_RULES {
+                return None;
+            }
             if !self.inverted {
                 rules.push(rule.clone());
             }
@@ -120,6 +131,10 @@ impl Lookup {
             }
             Some(())
         };
+        // An interval without an end is one of all addresses, or the address is 0.
+        if matches!(elements, [only] if !only.is_end && only.key.iter().all(|byte| *byte == 0)) {
+            return None;
+        }
         if elements.iter().any(|element| element.is_end) {
             let Some(Field::Address { source, ipv4 }) =
                 self.loaded.field.filter(|_| self.loaded.mask.is_none())
