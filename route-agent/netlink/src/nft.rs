@@ -66,7 +66,9 @@ const NEW_RULE: u8 = 6;
 const GET_RULE: Kind = kind(7);
 const DEL_RULE: u8 = 8;
 const GET_SET: Kind = kind(10);
+const NEW_ELEMENTS: u8 = 12;
 const GET_ELEMENTS: Kind = kind(13);
+const DEL_ELEMENTS: u8 = 14;
 const GET_OBJECT: Kind = kind(19);
 
 const INET: u8 = libc::NFPROTO_INET as u8;
@@ -265,6 +267,10 @@ fn matters(message: &[u8], ours: &[&str], watched: &BTreeSet<Chain>) -> bool {
     let is_ours = table.is_some_and(|table| ours.contains(&table));
     match *kind {
         NEW_CHAIN | DEL_CHAIN | DEL_TABLE => true,
+        // Rules may look values up in these.
+        NEW_ELEMENTS | DEL_ELEMENTS if !is_ours => {
+            watched.iter().any(|chain| Some(&*chain.table) == table)
+        }
         NEW_RULE | DEL_RULE if !is_ours => {
             let chain = text(body, 2);
             watched.iter().any(|w| Some(&*w.table) == table && Some(&*w.name) == chain)

@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 63] = [
+const DROPS: [(&str, &str); 64] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -48,6 +48,7 @@ const DROPS: [(&str, &str); 63] = [
     ("nft insert rule inet f c ip saddr { 10.200.1.0/24, 10.9.0.0/16 } drop", OF_PODS),
     ("nft insert rule inet f c ip saddr { 10.200.1.0/25, 10.200.1.128/25 } drop", OF_PODS),
     ("nft insert rule inet f c ip saddr @bad drop", OF_PODS),
+    ("nft add element inet f late { 10.200.0.0/16 }", OF_PODS),
     ("nft insert rule inet f c iifname { pod0, eth9 } ct state { new } drop", OF_PODS),
     ("nft insert rule inet f raw ip saddr 10.200.1.0/24 counter drop", OF_PODS),
     ("nft insert rule inet f raw iifname pod0 drop", OF_PODS),
@@ -134,6 +135,7 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-legacy -t mangle -A PREROUTING -m mark --mark 0x7 -j DROP
     iptables-legacy -t mangle -A POSTROUTING -o eth0 -s 10.200.0.0/16 -j DROP
     nft add rule inet f c ip saddr @none tcp dport { 80, 443 } drop
+    nft add rule inet f c ip saddr @late drop
     nft add rule inet f c ip ttl != 64 drop
     nft add rule inet f c ip ttl != { 64, 128 } drop
     nft add rule inet f c ip saddr and 0.0.0.255 != 0.0.0.254 drop
@@ -166,6 +168,7 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
         format!("add chain inet f {name} {{ type filter hook {hook}; }}; ")
     };
     let sets = "add counter inet f n; add set inet f none { type ipv4_addr; }; \
+                add set inet f late { type ipv4_addr; flags interval; }; \
                 add table ip6 six; add chain ip6 six c { type filter hook forward priority 0; }; \
                 add chain inet f end; add rule inet f end counter drop; \
                 add chain inet f end2; add rule inet f end2 drop; \
