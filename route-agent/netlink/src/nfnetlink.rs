@@ -64,13 +64,13 @@ impl Nfnetlink {
             let (mut socket, mut found) = (Self::open()?, Vec::new());
             socket.max_bodies = max;
             let mut push = |body: &[u8]| found.push(body.to_vec());
+            let is_lost =
+                |kind| matches!(kind, io::ErrorKind::FileTooLarge | io::ErrorKind::NotFound);
             match socket.request(kind, NLM_F_DUMP, (family, body), &mut push) {
                 Ok(true) => return Ok(Some(found)),
                 Ok(false) => {}
-                Err(error) => match error.kind() {
-                    io::ErrorKind::FileTooLarge | io::ErrorKind::NotFound => return Ok(None),
-                    _ => return Err(error),
-                },
+                Err(error) if is_lost(error.kind()) => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
         Ok(None)
