@@ -22,7 +22,7 @@ use fabric_runtime::chain;
 use netlink::nft::{Chain, Hook};
 use netlink::{ChurnLimiter, Netns, legacy_rules};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 pub use drop_points::Way;
 use drop_points::{Accept, Admitted, DropPoint, Rule};
@@ -33,10 +33,10 @@ use crate::foreign_routes::Foreign;
 const COMMENT: &str = "weft";
 /// Pause before a next try after another program held a lock.
 const RETRY: Duration = Duration::from_secs(5);
-/// Interval at which rules of the old packet filter are compared with those before, and if many rules make that
-/// expensive, how much of the time it may take.
+/// Minimum interval at which rules of the old packet filter are compared with those before.
 const COMPARE: Duration = Duration::from_secs(1);
-const COMPARE_SHARE: u32 = 500;
+/// The same as a multiple of the processor time that it takes.
+const COMPARE_COST: u32 = 300;
 
 /// Treatment of chains of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -280,7 +280,7 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
         let Request { number, treatment } = pending.borrow_and_update().clone();
         let netns = netns.clone();
         let look = move || {
-            let legacy_rules = legacy_rules::digest(&netns).ok();
+            let legacy_rules = legacy_rules::digest(&netns).ok().map(|(digest, _)| digest);
             let found = ensure(&netns, &treatment, &mut accepts);
             (found, accepts, legacy_rules)
         };
@@ -311,13 +311,14 @@ async fn legacy_rules_changed(netns: &Netns, looked_at: Option<legacy_rules::Dig
     let mut interval = COMPARE;
     loop {
         sleep(interval).await;
-        let (netns, began) = (netns.clone(), Instant::now());
+        let netns = netns.clone();
         let read = tokio::task::spawn_blocking(move || legacy_rules::digest(&netns)).await;
-        interval = COMPARE.max(began.elapsed() * COMPARE_SHARE);
         // A look reports what cannot be read.
-        if matches!(read, Ok(Ok(digest)) if looked_at != Some(digest)) {
+        let Ok(Ok((digest, cost))) = read else { continue };
+        if looked_at != Some(digest) {
             return;
         }
+        interval = COMPARE.max(cost * COMPARE_COST);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Rules of the old packet filter (`iptables-legacy`), which notifies of no change.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 use std::{fs, io};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::time::{ClockId, clock_gettime};
 use sha2::{Digest as _, Sha256};
 
 use crate::Netns;
@@ -40,14 +42,20 @@ const NAME: usize = 32;
 
 pub type Digest = [u8; 32];
 
-/// Returns a digest of all rules and policies, without their counters.
-pub fn digest(netns: &Netns) -> io::Result<Digest> {
+/// Returns a digest of all rules and policies, without their counters, and the processor time that it took.
+pub fn digest(netns: &Netns) -> io::Result<(Digest, Duration)> {
     let read = || {
+        let began = processor_time()?;
         let mut digest = Sha256::new();
         VERSIONS.iter().try_for_each(|version| version.add(&mut digest))?;
-        Ok(digest.finalize().into())
+        Ok((digest.finalize().into(), processor_time()?.saturating_sub(began)))
     };
     netns.run(read).map_err(io::Error::other)?
+}
+
+/// Of this thread.
+fn processor_time() -> io::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
 impl Version {
