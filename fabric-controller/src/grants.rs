@@ -75,7 +75,7 @@ impl Ipam {
     }
 
     /// Releases first, then acquires, prefixes that cannot be remapped one after the other and before all
-    /// others. Stops where ipam cannot be reached.
+    /// others, then those that gateways have. Stops where ipam cannot be reached.
     pub async fn round(self, releases: Vec<Grant>, ipam_requests: Vec<IpamRequest>) -> Round {
         let mut round = Round::default();
         self.release_all(releases, &mut round).await;
@@ -83,9 +83,12 @@ impl Ipam {
             return round;
         }
         let (fixed, others): (Vec<_>, Vec<_>) = ipam_requests.into_iter().partition(is_fixed);
-        self.acquire_all(fixed, 1, &mut round).await;
-        if round.unreachable.is_none() {
-            self.acquire_all(others, MAX_REQUESTS, &mut round).await;
+        let (published, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_published);
+        for (requests, at_a_time) in [(fixed, 1), (published, MAX_REQUESTS), (others, MAX_REQUESTS)]
+        {
+            if round.unreachable.is_none() {
+                self.acquire_all(requests, at_a_time, &mut round).await;
+            }
         }
         round
     }
@@ -128,7 +131,7 @@ impl Ipam {
 
     async fn acquire(&mut self, allocation: &Allocation) -> Result<Grant, Status> {
         match *allocation {
-            Allocation::Network { cidr, immutable, exclusive, pre_allocated } => {
+            Allocation::Network { cidr, immutable, exclusive, pre_allocated, .. } => {
                 let cidr = cidr.to_string();
                 let request = NetworkAcquireRequest { cidr, immutable, pre_allocated, exclusive };
                 let granted = self.client.network_acquire(request).await?.into_inner().cidr;
@@ -158,6 +161,10 @@ impl Ipam {
 
 fn is_fixed(request: &IpamRequest) -> bool {
     matches!(request.allocation, Allocation::Network { immutable: true, .. })
+}
+
+fn is_published(request: &IpamRequest) -> bool {
+    matches!(request.allocation, Allocation::Network { is_published: true, .. })
 }
 
 fn understood<T: std::str::FromStr>(granted: &str) -> Result<T, Status> {

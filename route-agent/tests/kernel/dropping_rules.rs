@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 64] = [
+const DROPS: [(&str, &str); 66] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -32,6 +32,8 @@ const DROPS: [(&str, &str); 64] = [
     ("nft insert rule ip6 six c iifname pod0 drop", "packets between pods of fd00:200:1::/64"),
     ("nft insert rule inet f c iifname pod0 jump end", OF_PODS),
     ("nft insert rule inet f c ip saddr 10.200.1.0/24 jump end2", OF_PODS),
+    ("nft insert rule inet f c ip daddr 10.201.4.0/22 jump end2", OF_PODS),
+    ("nft insert rule inet f pre ip daddr 10.201.4.0/22 jump end2", OF_PODS),
     ("nft add rule netdev f ing ip daddr 10.201.0.0/16 drop", OF_PODS),
     ("nft add rule netdev f ing drop", OF_PODS),
     ("nft add rule netdev f egr ip saddr 10.201.0.0/16 counter drop", OF_PODS),

@@ -27,6 +27,8 @@ pub enum Allocation {
     Network {
         cidr: Cidr,
         immutable: bool,
+        /// It was granted, which is forgotten, and gateways have it.
+        is_published: bool,
         exclusive: bool,
         pre_allocated: u32,
     },
@@ -40,8 +42,7 @@ pub enum Allocation {
 }
 
 /// Requests for prefixes, the most urgent first, of the Networks that stay. `returned` are those that get
-/// one without ipam. A peer's prefix that gateways still have, though its grant is lost, is requested as it is, before
-/// those of others.
+/// one without ipam. A peer's prefix that gateways still have, though its grant is lost, is requested as it is.
 pub(super) fn of_networks(
     index: &Index,
     cluster: &Cluster,
@@ -65,9 +66,9 @@ pub(super) fn of_networks(
         let returned = returned.get(reference).and_then(|object| object.try_into().ok());
         let published = translation_of(object).and_then(|of| published.get(&of)).copied();
         let request = network_request(reference, object, (returned, published));
-        requests.extend(request.map(|request| ((rank, published.is_none()), request)));
+        requests.extend(request.map(|request| (rank, request)));
     }
-    requests.sort_by_key(|(order, _)| *order);
+    requests.sort_by_key(|(rank, _)| *rank);
     requests.into_iter().map(|(_, request)| request).collect()
 }
 
@@ -87,7 +88,7 @@ fn published_prefixes(index: &Index) -> BTreeMap<Translation, Cidr> {
     remaps.collect()
 }
 
-/// What a Network of a peering stands for.
+/// Translation that a Network of a peering stands for.
 fn translation_of(network: &Object) -> Option<Translation> {
     let label = |name| network.label(name).map(str::to_owned);
     let Object::Network(of) = network else { return None };
@@ -110,8 +111,10 @@ fn network_request(
     if network_grant(network).or_else(|| returned.and_then(network_grant)).is_some_and(fits) {
         return None;
     }
+    let published = published.filter(|prefix| fits(*prefix));
     let allocation = Allocation::Network {
-        cidr: published.filter(|prefix| fits(*prefix)).unwrap_or(cidr),
+        cidr: published.unwrap_or(cidr),
+        is_published: published.is_some(),
         immutable,
         exclusive: !(immutable && object.label(labels::NETWORK_SHARED) == Some("true")),
         pre_allocated: network.spec.pre_allocated.unwrap_or(0),

@@ -185,10 +185,12 @@ fn original_of(index: &Index, held: &ObjectRef, prefix: &Cidr) -> Option<(String
     Some((object.label(labels::CIDR_TYPE)?.to_owned(), network.spec.cidr.clone()))
 }
 
-/// True for the Network of a peering whose Configuration is gone.
+/// True for the Network of a peering whose Configuration is gone, or about to go.
 fn is_left(index: &Index, network: &Object) -> bool {
-    owner::of(network)
-        .is_some_and(|owner| owner.kind == Kind::Configuration && index.get(&owner).is_none())
+    let is_going = |owner: &Object| owner.metadata().deletion_timestamp.is_some();
+    owner::of(network).is_some_and(|owner| {
+        owner.kind == Kind::Configuration && index.get(&owner).is_none_or(is_going)
+    })
 }
 
 /// Networks of peerings that are back, with the prefixes that are still refused for them, or that those of a former

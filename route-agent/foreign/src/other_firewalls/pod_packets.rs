@@ -167,10 +167,12 @@ impl<'a, E> Search<'a, E> {
                 Verdict::Accept | Verdict::Drop | Verdict::Translate if all => return Ok(true),
                 Verdict::Return if all => return Ok(false),
                 Verdict::Jump(to) | Verdict::Goto(to) if is_met => {
+                    let is_goto = matches!(rule.verdict, Verdict::Goto(_));
                     let is_end = self.follow(&rule, to)?;
+                    self.note_jump(chain, &rule);
                     let is_decided = is_end && (all || self.found.is_some());
-                    self.is_certain &= !is_end || is_decided;
-                    if is_decided || all && matches!(rule.verdict, Verdict::Goto(_)) {
+                    self.is_certain &= is_decided || !is_end && (all || !is_goto);
+                    if is_decided || all && is_goto {
                         return Ok(is_decided);
                     }
                 }
@@ -187,6 +189,17 @@ impl<'a, E> Search<'a, E> {
             }
         }
         Ok(false)
+    }
+
+    /// Restricts a rule found behind a jump to the packets that the jump is about. If the rule takes all that come there,
+    /// others may come as well, and the jump is what takes these.
+    fn note_jump(&mut self, chain: &str, jump: &Rule) {
+        let Some((at, rule)) = &mut self.found else { return };
+        rule.addresses.extend(jump.addresses.iter().cloned());
+        if rule.condition == Condition::Always && jump.condition != Condition::Always {
+            let addresses = std::mem::take(&mut rule.addresses);
+            (*at, *rule) = (chain.to_owned(), Rule { addresses, ..jump.clone() });
+        }
     }
 
     /// Goes into a chain that a rule leads to. No accept is put into one for some packets only.
