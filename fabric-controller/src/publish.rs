@@ -94,8 +94,7 @@ pub async fn publish(
         granted.is_some_and(|granted| unheld.iter().any(|prefix| prefix.overlaps(&granted)))
     };
     let deleted: Vec<_> = wanted.deleted.iter().filter(|of| !is_unheld(of)).collect();
-    let deleted = deleted.into_iter();
-    publisher.write_all(deleted.map(Write::deletion)).await;
+    publisher.write_all(deleted.into_iter().map(Write::deletion)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
 }

@@ -53,7 +53,7 @@ pub fn digest(netns: &Netns) -> io::Result<(Digest, Duration)> {
     netns.run(read).map_err(io::Error::other)?
 }
 
-/// Of this thread.
+/// Processor time of this thread so far.
 fn processor_time() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }

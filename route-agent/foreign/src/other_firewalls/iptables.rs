@@ -130,7 +130,10 @@ fn ensure_version(
             continue;
         }
         let text = run(program, &["-t", name, "-S"], "")?;
-        let table = Table::parse((program, name), tracked, &text);
+        // The rules as they are for each kind of packets, those that come first in front.
+        let parse = |tracked: &Tracked| Table::parse((program, name), *tracked, &text);
+        let tables: Vec<_> = tracked.all().iter().map(parse).collect();
+        let Some(table) = tables.first() else { continue };
         if name == "raw" {
             for (chain, _) in chains {
                 let rules = table.chains.get(*chain).map(Vec::as_slice).unwrap_or_default();
@@ -138,9 +141,8 @@ fn ensure_version(
             }
         }
         let wanted = table.look(chains, treatment, found);
-        for tracked in tracked.all() {
-            let read = Table::parse((program, name), *tracked, &text);
-            chains.iter().for_each(|chain| read.find_faults(*chain, treatment, found));
+        for table in &tables {
+            chains.iter().for_each(|chain| table.find_faults(*chain, treatment, found));
         }
         let script = table.script(&wanted);
         if !script.is_empty() {
