@@ -91,8 +91,9 @@ impl Found {
     fn add_rule(&mut self, (hook, rule): (Hook, &Rule), drop: PacketDrop) {
         self.add_problem(&drop);
         let is_of_node = match hook {
-            Hook::Ingress | Hook::Egress | Hook::Forward => false,
+            Hook::Forward => false,
             Hook::Input | Hook::Output => true,
+            Hook::Ingress | Hook::Egress => rule.has_ports(),
             Hook::Prerouting | Hook::Postrouting => rule.is_for_overlay() || rule.has_ports(),
         };
         if is_of_node {
@@ -140,7 +141,7 @@ pub struct Treatment {
 
 impl Treatment {
     /// Packets of the overlay or WireGuard that a rule takes, all of them.
-    fn taken_by(&self, hook: Hook, rule: &Rule) -> Option<String> {
+    fn taken_by(&self, (hook, devices): (Hook, &BTreeSet<String>), rule: &Rule) -> Option<String> {
         if self.mode == Mode::Remove || rule.ours || !rule.is_possible_at(hook) {
             return None;
         }
@@ -148,6 +149,8 @@ impl Treatment {
             return Some("packets of the overlay".to_owned());
         }
         match hook {
+            Hook::Ingress if self.has_device(devices, Hook::Input) => self.incoming_by(rule),
+            Hook::Egress if self.has_device(devices, Hook::Output) => self.outgoing_by(rule),
             Hook::Ingress | Hook::Egress => None,
             Hook::Forward => self.forwarded_by(hook, rule),
             Hook::Input => self.incoming_by(rule),
@@ -167,6 +170,13 @@ impl Treatment {
             return Some(format!("packets of the peers' prefix {peer}"));
         }
         self.pods_that_meet(hook, rule).map(of_pods)
+    }
+
+    /// True if one of the devices is one that packets of the overlay, of this node or for it, take at a hook.
+    fn has_device(&self, devices: &BTreeSet<String>, hook: Hook) -> bool {
+        let ways = self.ways.iter().filter(|way| way.hook == hook);
+        let mut taken = ways.filter_map(|way| way.incoming.as_ref().or(way.outgoing.as_ref()));
+        taken.any(|dev| devices.contains(dev))
     }
 
     fn incoming_by(&self, rule: &Rule) -> Option<String> {
@@ -365,6 +375,14 @@ fn of_chain(Chain { family, table, name }: &Chain) -> String {
 
 fn of_some_devices(chain: &str) -> String {
     format!("{chain}, for packets of some devices,")
+}
+
+/// Problem of a base chain whose policy takes packets, with the command that changes it.
+fn policy_drop((chain, hook): (&str, Hook), taken: &str, removal: &str) -> PacketDrop {
+    PacketDrop {
+        cause: format!("{chain} (hook {hook}): its policy drops {taken}, which no rule accepts"),
+        remedy: format!("have its owner accept them, or change the policy (`{removal}`)"),
+    }
 }
 
 /// Problem of a chain that drops packets, with what its owner can do. `ports` are those that packets

@@ -28,7 +28,7 @@ pub use chains::{
 };
 pub use loaded::{States, Tracked};
 pub use marks::{MarkMatch, settable_marks};
-pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict};
+pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict, decides_nothing};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,11 +10,15 @@ use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
 use netlink::nft::{
     AddressMatch, ChainFamily, Condition, Hook, Interface, States, Tracked, Verdict,
+    decides_nothing,
 };
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::pod_packets::Start;
-use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy, untracked};
+use super::{
+    COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, policy_drop, remedy,
+    untracked,
+};
 
 /// Table that may have accepts of ours, and the others that may drop packets, each with its chains.
 const TABLES: [(&str, Tracked, BaseChains); 3] = [
@@ -198,7 +202,7 @@ impl<'a> Table<'a> {
         for (chain, hook) in chains.iter().copied() {
             let drops = self.drop_points(chain, hook, &treatment.ways);
             for (chain, rule) in &drops.rules {
-                if let Some(taken) = treatment.taken_by(hook, rule) {
+                if let Some(taken) = treatment.taken_by((hook, &BTreeSet::new()), rule) {
                     found.add_rule((hook, rule), self.drop_of((chain, hook), rule, &taken));
                 }
             }
@@ -240,10 +244,18 @@ impl<'a> Table<'a> {
         }
         let family = self.family();
         let devices = &BTreeSet::new();
-        let start = Start { family, hook, devices, chain: base, has_accepts_inside: false };
+        let (drops, has_accepts_inside) = (self.dropping.contains(base), false);
+        let start = Start { family, hook, devices, chain: base, drops, has_accepts_inside };
         let Ok(_) = treatment.find_faults(start, &mut load, &mut |packets, chain, rule| {
-            let drop = self.drop_of((chain, hook), rule, &of_pods(packets.pods));
-            treatment.add_fault(found, (rule, packets), (&drop, self.removal_of(rule)));
+            let taken = of_pods(packets.pods);
+            let (drop, removal) = match rule {
+                Some(rule) => (self.drop_of((chain, hook), rule, &taken), self.removal_of(rule)),
+                None => {
+                    let removal = self.command(&format!("-P {chain} ACCEPT"));
+                    (policy_drop((&self.title(chain), hook), &taken, &removal), removal)
+                }
+            };
+            treatment.add_fault(found, (rule, packets), (&drop, removal));
         });
     }
 
@@ -261,11 +273,14 @@ impl<'a> Table<'a> {
 
     /// Command that removes a rule.
     fn removal_of(&self, rule: &Rule) -> String {
+        self.command(&rule.id.replacen("-A", "-D", 1))
+    }
+
+    fn command(&self, options: &str) -> String {
         let Self { program, name, .. } = self;
-        let removal = rule.id.replacen("-A", "-D", 1);
         match *name {
-            FILTER => format!("{program} {removal}"),
-            name => format!("{program} -t {name} {removal}"),
+            FILTER => format!("{program} {options}"),
+            name => format!("{program} -t {name} {options}"),
         }
     }
 
@@ -423,7 +438,7 @@ fn verdict(target: &str, options: &[String], is_chain: bool) -> Verdict {
         "ACCEPT" => Verdict::Accept,
         "DROP" | "REJECT" => Verdict::Drop,
         "RETURN" => Verdict::Return,
-        "LOG" | "NFLOG" | "MARK" | "CONNMARK" => Verdict::Continue,
+        name if decides_nothing(name) => Verdict::Continue,
         chain if is_chain => Verdict::Jump(chain.to_owned()),
         _ => Verdict::Other,
     }

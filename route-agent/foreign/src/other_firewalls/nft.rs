@@ -12,7 +12,8 @@ use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
 use super::pod_packets::{Packets, Start};
 use super::{
-    COMMENT, Drops, Found, Mode, Treatment, iptables, of_chain, of_pods, of_some_devices, remedy,
+    COMMENT, Drops, Found, Mode, Treatment, iptables, of_chain, of_pods, of_some_devices,
+    policy_drop, remedy,
 };
 
 /// Accepts of ours in others' chains.
@@ -153,7 +154,7 @@ impl<'a> Table<'a> {
             let Drops { points, by_interface, admitted, rules } =
                 self.drop_points(base, treatment, found)?;
             for (chain, rule) in &rules {
-                if let Some(taken) = treatment.taken_by(base.hook, rule) {
+                if let Some(taken) = treatment.taken_by((base.hook, &base.devices), rule) {
                     let drop = self.rule_drop((chain, base.hook), rule, &taken);
                     found.add_rule((base.hook, rule), drop);
                 }
@@ -218,12 +219,20 @@ impl<'a> Table<'a> {
     ) -> Result<(), NftError> {
         let (family, hook, chain) = (base.chain.family, base.hook, &*base.chain.name);
         let has_accepts_inside = base.chain.table == FIREWALLD;
-        let start = Start { family, hook, devices: &base.devices, chain, has_accepts_inside };
-        let mut add = |packets: Packets<'_>, chain: &str, rule: &Rule| {
-            let drop = self.rule_drop((chain, base.hook), rule, &of_pods(packets.pods));
-            let Chain { family, table, name } = self.chain(chain);
-            let place = format!("{} {table} {name}", family.name());
-            let removal = format!("nft delete rule {place} handle {}", rule.id);
+        let (devices, drops) = (&base.devices, base.drops);
+        let start = Start { family, hook, devices, chain, drops, has_accepts_inside };
+        let mut add = |packets: Packets<'_>, chain: &str, rule: Option<&Rule>| {
+            let (taken, place) = (of_pods(packets.pods), self.place(chain));
+            let (drop, removal) = match rule {
+                Some(rule) => {
+                    let removal = format!("nft delete rule {place} handle {}", rule.id);
+                    (self.rule_drop((chain, hook), rule, &taken), removal)
+                }
+                None => {
+                    let removal = format!("nft chain {place} '{{ policy accept; }}'");
+                    (policy_drop((&of_chain(&self.chain(chain)), hook), &taken, &removal), removal)
+                }
+            };
             treatment.add_fault(found, (rule, packets), (&drop, removal));
         };
         let mut visited = BTreeSet::new();
@@ -236,9 +245,8 @@ impl<'a> Table<'a> {
     }
 
     fn rule_drop(&self, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {
-        let chain = self.chain(chain);
-        let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
-        let (chain, handle) = (of_chain(&chain), &rule.id);
+        let place = self.place(chain);
+        let (chain, handle) = (of_chain(&self.chain(chain)), &rule.id);
         PacketDrop {
             cause: format!("{chain} (hook {hook}): the rule with handle {handle} drops {taken}"),
             remedy: format!(
@@ -260,8 +268,7 @@ impl<'a> Table<'a> {
             if points.iter().all(in_place) && (!points.is_empty() || !has_ours) {
                 continue;
             }
-            let chain = self.chain(name);
-            let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
+            let place = self.place(name);
             for (point, accepts) in points {
                 let before = rules.get(point.index);
                 for Accept { matches, .. } in accepts {
@@ -277,6 +284,12 @@ impl<'a> Table<'a> {
             }
         }
         script
+    }
+
+    /// A chain as commands of nft name it.
+    fn place(&self, chain: &str) -> String {
+        let Chain { family, table, .. } = &self.base_chains[0].chain;
+        format!("{} {table} {chain}", family.name())
     }
 
     fn failure(&self, error: &NftError) -> String {

@@ -97,6 +97,8 @@ pub(super) struct Start<'a> {
     /// Devices whose packets it gets, if its hook is one of devices.
     pub(super) devices: &'a BTreeSet<String>,
     pub(super) chain: &'a str,
+    /// Its policy: what no rule decides about is dropped.
+    pub(super) drops: bool,
     /// Accepts of ours may stand in chains for packets of some devices, too.
     pub(super) has_accepts_inside: bool,
 }
@@ -215,12 +217,13 @@ impl<'a, E> Search<'a, E> {
 
 impl Treatment {
     /// Calls `add` with each rule from a chain on that drops all packets between a pod CIDR and a peer, of
-    /// one direction, if none before it decides about some of them. Returns the chains that these packets go through.
+    /// one direction, if none before it decides about some of them; without a rule if the policy does. Returns the
+    /// chains that these packets go through.
     pub(super) fn find_faults<E>(
         &self,
         start: Start<'_>,
         load: &mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
-        add: &mut dyn FnMut(Packets<'_>, &str, &Rule),
+        add: &mut dyn FnMut(Packets<'_>, &str, Option<&Rule>),
     ) -> Result<BTreeSet<String>, E> {
         let mut visited = BTreeSet::new();
         let pods = self.pods_of(start.family).filter(|_| self.mode != Mode::Remove);
@@ -228,10 +231,14 @@ impl Treatment {
         for packets in all.filter(|packets| self.pass(&start, packets.to_peers)) {
             let mut search = Search::new((self, packets), Verdict::Drop, load);
             search.has_accepts_inside = start.has_accepts_inside;
-            search.visit(start.chain)?;
+            let is_decided = search.visit(start.chain)?;
             visited.extend(search.visited.into_keys());
-            if let Some((chain, rule)) = search.found.filter(|_| search.is_certain) {
-                add(packets, &chain, &rule);
+            // Forwarded packets have an accept against the policy, or it is reported with its chain.
+            let is_left = start.drops && !is_decided && start.hook != Hook::Forward;
+            match search.found.filter(|_| search.is_certain) {
+                Some((chain, rule)) => add(packets, &chain, Some(&rule)),
+                None if is_left && search.is_certain => add(packets, start.chain, None),
+                None => {}
             }
         }
         Ok(visited)
@@ -263,12 +270,12 @@ impl Treatment {
         })
     }
 
-    /// Adds a fault of all packets between pods and peers of one direction. It is a problem, too, if the rule is none
-    /// yet.
+    /// Adds a fault of all packets between pods and peers of one direction, by a rule or a policy. It is a problem,
+    /// too, if it is none yet.
     pub(super) fn add_fault(
         &self,
         found: &mut Found,
-        (rule, Packets { pods, to_peers, .. }): (&Rule, Packets<'_>),
+        (rule, Packets { pods, to_peers, .. }): (Option<&Rule>, Packets<'_>),
         (drop, removal): (&PacketDrop, String),
     ) {
         let is_named = |problem: &String| problem.contains(&format!("`{removal}`"));
@@ -276,7 +283,8 @@ impl Treatment {
             found.add_problem(drop);
         }
         let holds_for = |peer: &&Cidr| {
-            let mut of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
+            let addresses = rule.iter().flat_map(|rule| &rule.addresses);
+            let mut of_peers = addresses.filter(|of| of.source != to_peers);
             of_peers.all(|of| holds(of, peer, true))
         };
         let prefixes: Vec<Cidr> = self.peers_like(pods).filter(holds_for).copied().collect();
@@ -340,10 +348,10 @@ mod tests {
         let mut load =
             |name: &str| Ok::<_, Infallible>(chains.get(name).cloned().unwrap_or_default());
         let mut count = 0;
-        let add = &mut |_: Packets<'_>, _: &str, _: &Rule| count += 1;
+        let add = &mut |_: Packets<'_>, _: &str, _: Option<&Rule>| count += 1;
         let (family, hook, chain) = (ChainFamily::Ip, Hook::Forward, "base");
         let devices = &BTreeSet::new();
-        let start = Start { family, hook, devices, chain, has_accepts_inside: false };
+        let start = Start { family, hook, devices, chain, drops: false, has_accepts_inside: false };
         let Ok(_) = treatment.find_faults(start, &mut load, add);
         count
     }

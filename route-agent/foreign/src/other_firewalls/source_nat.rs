@@ -34,7 +34,7 @@ pub(super) fn find(
                 let (drop, removal) = translation(base, &chain, &rule);
                 found.add_problem(&drop);
                 if is_certain {
-                    treatment.add_fault(found, (&rule, packets), (&drop, removal));
+                    treatment.add_fault(found, (Some(&rule), packets), (&drop, removal));
                 }
             }
         }

@@ -132,7 +132,8 @@ fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Opt
             _ => return None,
         },
     };
-    let filters = text(body, CHAIN_TYPE) == Some("filter");
+    // One of type route filters, too, and has the route looked up again: mangle's OUTPUT.
+    let filters = matches!(text(body, CHAIN_TYPE), Some("filter" | "route"));
     let table = text(body, TABLE_NAME)?.to_owned();
     let owned = owned.contains(&table);
     let chain = Chain { family, table, name: text(body, CHAIN_NAME)?.to_owned() };

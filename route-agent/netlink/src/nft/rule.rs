@@ -398,10 +398,19 @@ fn target(data: &[u8]) -> Verdict {
         Some("CT") if is_untracked() == Some(true) => Verdict::Untrack,
         Some("NOTRACK") => Verdict::Untrack,
         Some("REJECT") => Verdict::Drop,
-        Some("LOG" | "NFLOG" | "MARK" | "CONNMARK") => Verdict::Continue,
         Some("MASQUERADE" | "SNAT") => Verdict::Translate,
+        Some(name) if decides_nothing(name) => Verdict::Continue,
         _ => Verdict::Other,
     }
+}
+
+/// True for a target of the old packet filter behind which all packets go on (iptables-extensions(8)).
+pub fn decides_nothing(target: &str) -> bool {
+    const TARGETS: [&str; 17] = [
+        "AUDIT", "CHECKSUM", "CLASSIFY", "CONNMARK", "CT", "DSCP", "ECN", "HL", "LOG", "MARK",
+        "NFLOG", "SET", "TCPMSS", "TEE", "TOS", "TRACE", "TTL",
+    ];
+    TARGETS.contains(&target)
 }
 
 /// One that sets something is no condition.
