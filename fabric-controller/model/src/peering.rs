@@ -90,8 +90,9 @@ fn peering<'a>(
         Err(fault) => (former_peer(index, reference), Vec::new(), Some(fault)),
         Ok(id) => match check::remotes(configuration) {
             Ok(prefixes) => {
-                let remotes = prefixes.into_iter().map(|of| remote(index, reference, of));
-                (Some(id), remotes.collect(), None)
+                let remotes = prefixes.into_iter().map(|of| remote(index, (reference, &id), of));
+                let remotes = remotes.collect();
+                (Some(id), remotes, None)
             }
             Err(faults) => {
                 faults.iter().for_each(|fault| problems.fault(reference, fault));
@@ -130,11 +131,22 @@ fn former_peer(index: &Index, configuration: &ObjectRef) -> Option<ClusterId> {
     own.label(labels::REMOTE_CLUSTER_ID)?.parse().ok()
 }
 
-fn remote(index: &Index, of: &ObjectRef, (kind, cidr): (RemapKind, Cidr)) -> Remote {
+fn remote(
+    index: &Index,
+    (of, peer): (&ObjectRef, &ClusterId),
+    (kind, cidr): (RemapKind, Cidr),
+) -> Remote {
     let network = network_of(of, kind, &cidr);
     let fits = |granted: &Cidr| granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
     let granted = index.network_grant(&network).filter(fits);
+    let granted = granted.filter(|_| !is_of_other_peer(index, &network, peer));
     Remote { kind, cidr, network, granted }
+}
+
+/// True for the Network of a Configuration that was about another peer before. Its prefix leads there.
+pub fn is_of_other_peer(index: &Index, network: &ObjectRef, peer: &ClusterId) -> bool {
+    let label = index.get(network).and_then(|object| object.label(labels::REMOTE_CLUSTER_ID));
+    label.is_some_and(|label| label != peer.as_str())
 }
 
 /// Selects one of several Configurations for one peer; the one in use stays in use.

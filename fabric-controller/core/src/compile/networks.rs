@@ -4,6 +4,7 @@ use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::{Cidr, labels};
 use fabric_index::{Index, owner};
 use fabric_model::cluster::{address_network, network_type};
+use fabric_model::peering::{Remote, is_of_other_peer};
 use fabric_model::{Cluster, Peering};
 use fabric_objects::{Kind, Object, ObjectRef};
 
@@ -57,11 +58,15 @@ pub(super) fn stand_in_of(index: &Index, network: &Object) -> Option<ObjectRef> 
     Some(stand_in(index, kind)).filter(|of| index.get(of).is_some_and(owner::is_own))
 }
 
-/// One Network for each prefix of a peer.
+/// One Network for each prefix of a peer. That of a Configuration that was about another peer has to go first: its
+/// prefix leads there.
 pub(super) fn of_peerings(index: &Index, peerings: &[Peering<'_>]) -> Desired {
     let mut desired = Desired::default();
     for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
-        for remote in &peering.remotes {
+        let is_of_other = |remote: &&Remote| {
+            peering.id.iter().any(|id| is_of_other_peer(index, &remote.network, id))
+        };
+        for remote in peering.remotes.iter().filter(|remote| !is_of_other(remote)) {
             let spec = NetworkSpec { cidr: remote.cidr.to_string(), pre_allocated: None };
             let mut network = Network::new(&remote.network.name, spec);
             network.metadata.namespace = Some(peering.namespace().to_owned());

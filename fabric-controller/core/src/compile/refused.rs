@@ -86,16 +86,17 @@ pub(super) fn replaced(index: &Index, cluster: &Cluster, peerings: &[Peering<'_>
     if waiting.is_empty() {
         return desired;
     }
-    let owners: BTreeSet<_> = waiting.iter().map(|peering| &peering.reference).collect();
     let peers: BTreeSet<_> = waiting.iter().map(|peering| peering.peer()).collect();
+    let owners: BTreeSet<_> = waiting.iter().map(|of| (&of.reference, of.peer())).collect();
     let carried = published_before(index, cluster);
     for (reference, object) in index.of_kind(Kind::Network) {
         let granted = index.network_grant(reference);
         let is_carried = granted.is_some_and(|prefix| carried.contains_key(&prefix));
-        let is_of_peer =
-            || object.label(labels::REMOTE_CLUSTER_ID).is_some_and(|peer| peers.contains(peer));
-        let is_awaited =
-            |owner: ObjectRef| owners.contains(&owner) || is_of_peer() && is_left(index, object);
+        let peer = object.label(labels::REMOTE_CLUSTER_ID).unwrap_or_default();
+        let is_awaited = |owner: ObjectRef| {
+            owners.contains(&(&owner, peer.to_owned()))
+                || peers.contains(peer) && is_left(index, object)
+        };
         if is_carried && owner::of(object).is_some_and(is_awaited) {
             desired.keep(reference.clone());
         }
@@ -199,7 +200,12 @@ pub(super) fn returned(index: &Index, peerings: &[Peering<'_>]) -> BTreeMap<Obje
     let mut returned = BTreeMap::new();
     for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
         for remote in peering.remotes.iter().filter(|remote| remote.granted.is_none()) {
-            let Some(Object::Network(network)) = index.get(&remote.network) else { continue };
+            let Some(object @ Object::Network(network)) = index.get(&remote.network) else {
+                continue;
+            };
+            if object.label(labels::REMOTE_CLUSTER_ID) != Some(&peering.peer()) {
+                continue;
+            }
             let back = index.of_kind(Kind::Network).find_map(|(reference, object)| {
                 let same = object.label(labels::REMOTE_CLUSTER_ID) == Some(&peering.peer())
                     && object.label(labels::CIDR_TYPE) == Some(remote.kind.name())

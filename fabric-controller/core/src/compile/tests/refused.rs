@@ -1,6 +1,7 @@
 //! Prefixes of peerings that are gone.
 
 use fabric_api::fabric::{FabricRecord, NodeConfig};
+use fabric_api::labels;
 use fabric_objects::{Kind, Object, ObjectRef};
 
 use serde_json::json;
@@ -163,6 +164,30 @@ fn reverted_edit_has_its_old_prefix_at_once() {
     world.report();
     world.settle();
     assert_eq!(refused(&world), [""; 0]);
+}
+
+#[test]
+fn peer_in_the_place_of_another_gets_other_prefixes() {
+    let mut world = busy();
+    peer_with(&mut world, "rome", 30742);
+    let (seen, held) = (prefixes(&world, "rome"), world.held());
+    let relabel = |world: &mut World, peer: &str| {
+        let mut edited = configuration("rome", json!(["10.200.0.0/16"]), json!(["10.70.0.0/16"]));
+        let labels = edited.metadata_mut().labels.get_or_insert_default();
+        labels.insert(labels::REMOTE_CLUSTER_ID.to_owned(), peer.to_owned());
+        world.apply(edited);
+        world.settle();
+    };
+    relabel(&mut world, "paris");
+    let others = prefixes(&world, "paris");
+    assert!(others.len() == 2 && others.iter().all(|p| !seen.contains(p)), "{others:?} {seen:?}");
+    assert_eq!(refused(&world), seen.iter().map(|p| format!("rome {p}")).collect::<Vec<_>>());
+    relabel(&mut world, "rome");
+    assert_eq!(prefixes(&world, "rome"), seen);
+    world.quiet = Some(true);
+    world.report();
+    world.settle();
+    assert_eq!((refused(&world).len(), world.held()), (0, held));
 }
 
 /// Until ipam has granted the new one, nodes have routes for the old one.
