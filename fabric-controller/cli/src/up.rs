@@ -78,6 +78,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     workloads::check_programs(&programs, &["ipam", "fabric-controller", "route-agent", "gateway"])?;
 
     process::check_alone(&dir)?;
+    let state_lock = lock::lock_state(&state);
+    let _state_lock =
+        state_lock.map_err(|error| lock::supervisor_of(&dir).map_or(error, Into::into))?;
     dir.create()?;
     let lock = lock::lock(&dir, "weft up")?;
     if let Err(error) = rundir::keep_node(&state, &node) {

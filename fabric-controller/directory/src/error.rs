@@ -20,6 +20,12 @@ pub enum DirectoryError {
          (`df -h {1}`, `df -i {1}`)", path.display(), path.parent().unwrap_or(path).display()
     )]
     Full { path: PathBuf, source: io::Error },
+    #[error(
+        "cannot write {}, as its file system is read-only: what is there is an older version; make it \
+         writable (`findmnt -T {1}`, `mount -o remount,rw`)",
+        path.display(), path.parent().unwrap_or(path).display()
+    )]
+    ReadOnly { path: PathBuf, source: io::Error },
     #[error("cannot remove {}", path.display())]
     Remove { path: PathBuf, source: io::Error },
     #[error("{limit}")]
@@ -52,13 +58,15 @@ impl DirectoryError {
     /// Error of a file that could not be written.
     pub(crate) fn unwritten(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
-        if is_full(&source) { Self::Full { path, source } } else { Self::Write { path, source } }
+        let kind = source.kind();
+        if matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            Self::Full { path, source }
+        } else if kind == io::ErrorKind::ReadOnlyFilesystem {
+            Self::ReadOnly { path, source }
+        } else {
+            Self::Write { path, source }
+        }
     }
-}
-
-/// True if a file system has no room left, for anybody or for this user.
-pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 #[cfg(test)]
@@ -68,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_file_system_is_named_with_a_remedy() {
+    fn full_or_read_only_file_system_has_a_remedy() {
         let path = Path::new("/run/weft/rome/published/nodeconfigs/n1.yaml");
         for full in [libc::ENOSPC, libc::EDQUOT] {
             let error = DirectoryError::unwritten(path, io::Error::from_raw_os_error(full));
@@ -76,6 +84,8 @@ mod tests {
             let expected = format!("cannot write {0}, as its file system is full", path.display());
             assert!(text.starts_with(&expected) && text.contains("make room"), "{text}");
         }
+        let error = DirectoryError::unwritten(path, io::Error::from_raw_os_error(libc::EROFS));
+        assert!(error.to_string().contains("read-only") && error.to_string().contains("findmnt"));
         let error = DirectoryError::unwritten(path, io::ErrorKind::PermissionDenied.into());
         assert!(!error.to_string().contains("full"));
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use crate::error::{DirectoryError, is_full};
+use crate::error::DirectoryError;
 
 /// Mode in which a file is written.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +29,11 @@ pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), Directory
     // A status may have two writers at once. What lies there was left by one that was killed.
     let name = name.to_string_lossy();
     let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id() % WRITERS));
-    remove(&temporary)?;
-    let moved = fill(&temporary, text, mode).and_then(|()| fs::rename(&temporary, path));
+    let written = unlink(&temporary).and_then(|()| fill(&temporary, text, mode));
+    let moved = written.and_then(|()| fs::rename(&temporary, path));
     if moved.is_err() {
         // A full disk takes the name, but not the text.
-        let _ = remove(&temporary);
+        let _ = unlink(&temporary);
     }
     moved.map_err(fail)?;
     if mode.durable && mode.secret {
@@ -54,18 +54,24 @@ fn fill(path: &Path, text: &str, mode: Mode) -> io::Result<()> {
 pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), DirectoryError> {
     let mode = if secret { 0o700 } else { 0o755 };
     let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
-    made.map_err(|source| match is_full(&source) {
-        true => DirectoryError::unwritten(path, source),
-        false => DirectoryError::MakeFolder { path: path.to_owned(), source },
+    made.map_err(|source| {
+        let error = DirectoryError::unwritten(path, source);
+        if let DirectoryError::Write { path, source } = error {
+            DirectoryError::MakeFolder { path, source }
+        } else {
+            error
+        }
     })
 }
 
 /// Removes a file; an absent one is no error.
 pub(crate) fn remove(path: &Path) -> Result<(), DirectoryError> {
+    unlink(path).map_err(|source| DirectoryError::Remove { path: path.to_owned(), source })
+}
+
+fn unlink(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(DirectoryError::Remove { path: path.to_owned(), source })
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
     }
 }

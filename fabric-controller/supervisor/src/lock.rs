@@ -1,4 +1,4 @@
-//! Lock of a run directory, held by its one supervisor.
+//! Locks of a run directory and of a state directory, held by their one supervisor.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -51,6 +51,28 @@ pub fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
     }
     let path = dir.lock_file();
     bail!("{} is made and removed again and again; is `weft down` at work?", path.display())
+}
+
+/// Takes the lock of a state directory, which one with another run directory may use, such as in another network
+/// namespace. Makes it if it is not there; one that is may be read-only.
+pub fn lock_state(state: &Path) -> anyhow::Result<File> {
+    let opened = std::fs::create_dir_all(state).and_then(|()| File::open(state));
+    let dir = opened.with_context(|| format!("cannot open {}", state.display()))?;
+    let give_up = Instant::now() + GOES_AWAY;
+    loop {
+        match dir.try_lock() {
+            Ok(()) => return Ok(dir),
+            Err(TryLockError::WouldBlock) if Instant::now() >= give_up => bail!(
+                "another `weft up` keeps its prefixes and keys in {} already; give each its own \
+                 (`--state-dir DIR`), or stop that one first",
+                state.display()
+            ),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", state.display()));
+            }
+        }
+    }
 }
 
 enum Attempt {

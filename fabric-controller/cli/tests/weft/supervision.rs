@@ -212,6 +212,19 @@ fn second_fabric_of_a_host_is_refused() {
 }
 
 #[test]
+fn state_directory_has_one_supervisor() {
+    let (host, _up) = running();
+    let root = host.root.display();
+    let said = host.run(&format!(
+        "unshare --net sh -c 'sysctl -qw net.ipv4.ip_forward=1 && WEFT_RUN_DIR={root}/other \
+         WEFT_STATE_DIR={root}/state {root}/bin/weft up --manifests {root}/manifests --node n1' 2>&1"
+    ));
+    let expected = format!("another `weft up` keeps its prefixes and keys in {root}/state already");
+    assert!(said.contains(&expected), "{said}");
+    assert!(!host.path("other").exists());
+}
+
+#[test]
 fn refused_fabric_leaves_no_run_directory() {
     let (host, _up) = running();
     let manifests = host.path("manifests");
