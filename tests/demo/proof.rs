@@ -13,7 +13,11 @@ const SINK: u16 = 9000;
 
 /// Ping, HTTP and a bulk transfer between all pods, both ways, then from the nodes themselves.
 pub(crate) fn prove(rome: &Cluster, milan: &Cluster, bytes: u64) -> Result<()> {
-    let views = (rome.view(&milan.spec)?, milan.view(&rome.spec)?);
+    let view = |cluster: &Cluster, peer: &Cluster| {
+        let what = format!("how {} sees {}", cluster.spec.id, peer.spec.id);
+        wait_until(&what, TIMEOUT, || cluster.view(&peer.spec))
+    };
+    let views = (view(rome, milan)?, view(milan, rome)?);
     println!();
     for (cluster, peer, view) in [(rome, milan, &views.0), (milan, rome, &views.1)] {
         for (remote, local) in &view.0 {
