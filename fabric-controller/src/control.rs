@@ -21,7 +21,7 @@ use crate::metrics::IpamOutcome;
 use crate::publish::{MAX_WRITES, Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
-use fabric_core::{IpamRequest, Published, compile, faults_of_gateways, unreadable};
+use fabric_core::{Allocation, IpamRequest, Published, compile, faults_of_gateways, unreadable};
 use fabric_index::placement::{Placements, Plan};
 use fabric_index::{Grant, Index, LaggingNodes, Settings};
 use fabric_kube_client::findings::Reader;
@@ -414,7 +414,7 @@ impl Controller {
         metrics.count_ipam(IpamOutcome::Granted, round.granted.len());
         metrics.count_ipam(IpamOutcome::Refused, round.denied.len());
         metrics.count_ipam(IpamOutcome::Unanswered, round.unreachable.iter().count());
-        self.take_all(round.granted).await;
+        let has_forgotten = self.take_all(round.granted).await;
         for (ipam_request, reason) in round.denied {
             self.index.deny(ipam_request.object, reason);
             self.retry_at(Some(Instant::now() + RETRY_REFUSED));
@@ -427,22 +427,32 @@ impl Controller {
             }
             None => {
                 self.ipam_backoff.reset();
-                None
+                has_forgotten.then(Instant::now)
             }
         };
         self.unreachable = round.unreachable;
     }
 
-    /// Writes grants into the statuses of the objects they are for, or gives them back.
-    async fn take_all(&mut self, granted: Vec<(IpamRequest, Grant)>) {
+    /// Writes grants into the statuses of the objects they are for, or gives them back. Returns true for an ipam that
+    /// has lost what it granted before, and grants it again: that stays taken there, and the next request gets another.
+    async fn take_all(&mut self, granted: Vec<(IpamRequest, Grant)>) -> bool {
         let store = self.store.clone();
-        let mut writes = Vec::new();
+        let (mut writes, mut has_forgotten) = (Vec::new(), false);
         for (ipam_request, grant) in granted {
             let object = self.index.get(&ipam_request.object);
             let Some(mut object) = object.filter(|o| o.uid() == ipam_request.uid).cloned() else {
                 self.releases.push(grant);
                 continue;
             };
+            let is_fixed =
+                matches!(ipam_request.allocation, Allocation::Network { immutable: true, .. });
+            let holder = self.index.other_holder(&ipam_request.object, grant);
+            if let Some(holder) = holder.filter(|_| !is_fixed) {
+                let object = &ipam_request.object;
+                tracing::warn!(%object, ?grant, %holder, "ipam has granted what another has; asking again");
+                has_forgotten = true;
+                continue;
+            }
             let before = Grant::of(&object);
             grant.write_to(&mut object);
             let store = &store;
@@ -455,6 +465,7 @@ impl Controller {
             self.take(result, object, grants);
             self.vitals.heartbeat.beat();
         }
+        has_forgotten
     }
 
     /// Gives back what the object had before, or what could not be written into it.

@@ -1,7 +1,7 @@
 //! The ledger, and the note of what it granted a moment ago.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric_api::Cidr;
 use fabric_store::{Note, Snapshot, Store, StoreError};
@@ -14,6 +14,8 @@ use crate::metrics::Metrics;
 
 /// Name of the note of what was granted a moment ago.
 const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
+/// Time after which a ledger that refuses something is made anew: the store may know more by now.
+const REREAD: Duration = Duration::from_secs(5);
 /// Changes by other replicas during one of this one, after which the caller is to try again.
 const MAX_TRIES: u32 = 5;
 
@@ -42,6 +44,7 @@ pub(crate) struct State {
     grants: u64,
     releases: u64,
     rebuilds: u64,
+    rebuilt: Option<Instant>,
 }
 
 /// The note as it was written or read last.
@@ -121,9 +124,20 @@ impl Shared {
         let mut state = self.lock();
         state.ledger = Some(ledger);
         state.rebuilds += 1;
+        state.rebuilt = Some(now);
         state.releases = content.releases;
         *noted = Noted { grants: state.grants, content };
         Ok(Rebuilt { snapshot, claims, faults })
+    }
+
+    /// The same before something is refused, but every [`REREAD`] at most: another replica may have released what is
+    /// missing here, or this one has read a store whose files were lost and have been written again since.
+    async fn rebuild_once(&self) -> Result<bool, StoreError> {
+        let is_due = |state: &State| state.rebuilt.is_none_or(|at| at.elapsed() >= REREAD);
+        if is_due(&self.lock()) {
+            return self.rebuild().await.map(|_| true);
+        }
+        Ok(self.refresh().await?.is_some())
     }
 
     /// Rebuilds the ledger if another replica has granted or released something.
@@ -189,10 +203,9 @@ impl Shared {
         };
         let granted = match granted {
             Ok(granted) => granted,
-            // Another replica may have released what is missing here.
             Err(refusal) => {
-                let rebuilt = self.refresh().await.map_err(unread)?;
-                return rebuilt.map_or(Err(refusal), |_| Ok(None));
+                let is_anew = self.rebuild_once().await.map_err(unread)?;
+                return if is_anew { Ok(None) } else { Err(refusal) };
             }
         };
         let mut open = Open { shared: self, granted, rebuilds, undo: Some(undo) };
@@ -307,8 +320,6 @@ fn contended() -> Status {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use fabric_store::StoreArgs;
     use futures::future::join_all;
 

@@ -246,6 +246,14 @@ async fn impossible_request_is_refused_with_reason() {
 }
 
 #[tokio::test]
+async fn store_written_again_is_read_before_a_refusal() {
+    let cluster = Cluster::new();
+    let ipam = cluster.start(&[]).await;
+    cluster.put_network("internal", "10.80.0.0/16", false);
+    ipam.until("read", async |ipam| ipam.address("10.80.0.0/16").await.is_ok()).await;
+}
+
+#[tokio::test]
 async fn grants_and_refusals_are_counted() {
     let cluster = Cluster::new();
     let socket = cluster.path("http.sock");

@@ -351,6 +351,17 @@ impl Index {
         })
     }
 
+    /// Another object that has what was granted, or a part of it.
+    pub fn other_holder(&self, object: &ObjectRef, grant: Grant) -> Option<&ObjectRef> {
+        let is_same = |other: &Object| match (grant, Grant::of(other)) {
+            (Grant::Network(cidr), Some(Grant::Network(other))) => cidr.overlaps(&other),
+            (Grant::Address { ip, .. }, Some(Grant::Address { ip: other, .. })) => ip == other,
+            (Grant::Network(_) | Grant::Address { .. }, _) => false,
+        };
+        let mut others = self.of_kind(object.kind).filter(|(other, _)| *other != object);
+        others.find(|(_, other)| is_same(other)).map(|(holder, _)| holder)
+    }
+
     pub fn file_problems(&self) -> &[Problem] {
         &self.file_problems
     }

@@ -1,5 +1,6 @@
 //! Programs stop, files are wrong.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -293,6 +294,25 @@ async fn state_lost_while_stopped_changes_no_prefix() {
 
 fn cluster_remaps(cluster: &Cluster, peer: &str) -> Vec<Remap> {
     cluster.gateway(peer, "client").unwrap().spec.remaps
+}
+
+#[tokio::test]
+async fn ipam_that_forgets_grants_no_prefix_twice() {
+    let cluster = Cluster::started("rome").await;
+    for peer in ["milan", "lyon"] {
+        cluster.write(&format!("{peer}.yaml"), &client_of(peer, 30742));
+        until("published", || is_whole(&cluster, peer)).await;
+    }
+    // In which addresses of gateways are.
+    cluster.ipam.taken.forget_all_but("10.80.0.0/16");
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    until("published", || is_whole(&cluster, "turin")).await;
+    let peers = ["milan", "lyon", "turin"];
+    let remaps = peers.into_iter().flat_map(|peer| cluster_remaps(&cluster, peer));
+    let mut prefixes: Vec<String> = remaps.map(|remap| remap.local).collect();
+    prefixes.extend(["10.200.0.0/16", "10.70.0.0/16"].map(str::to_owned));
+    let distinct: BTreeSet<_> = prefixes.iter().collect();
+    assert_eq!(distinct.len(), prefixes.len(), "{prefixes:?}");
 }
 
 #[tokio::test]

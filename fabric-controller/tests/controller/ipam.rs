@@ -95,6 +95,12 @@ impl Taken {
         };
     }
 
+    /// Forgets all prefixes but one, as with a state directory that is lost.
+    pub(crate) fn forget_all_but(&self, prefix: &str) {
+        let prefix = prefix.parse().unwrap();
+        self.lock().prefixes.retain(|taken, _| *taken == prefix);
+    }
+
     /// Number of requests for prefixes and addresses.
     pub(crate) fn acquired(&self) -> usize {
         self.lock().acquired
