@@ -282,7 +282,7 @@ impl Agent {
         }
         // The table drops what is for a gateway and has no route into the overlay.
         if applied.is_guarded || applied.is_whole() {
-            self.probes.follow(config.spec);
+            self.probes.follow(config.spec, &host_state.addresses);
         }
         if self.remove_liqo && applied.is_guarded && applied.is_whole() {
             let removed = liqo_leftovers::remove(&self.handle, &compiled.firewall.peers).await;

@@ -21,6 +21,7 @@ use fabric_api::overlay_v6;
 use fabric_runtime::until;
 use jiff::Timestamp;
 use netlink::DatagramSocket;
+use netplan::Address;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -77,16 +78,20 @@ impl OverlayProbes {
         Self { targets, faulty, lost, take_overs, task }
     }
 
-    /// Probes the gateways of this config from now on. Their routes have to be there: a probe would
-    /// leave by another one.
-    pub(crate) fn follow(&self, config: &NodeConfigSpec) {
-        self.set(targets(config));
+    /// Probes the gateways of this config from now on, from a node with these addresses. Their routes have to be
+    /// there: a probe would leave by another one.
+    pub(crate) fn follow(&self, config: &NodeConfigSpec, own: &[Address]) {
+        let family = family(config, own);
+        self.set(family.map(|v4| targets(config, v4)).unwrap_or_default());
     }
 
     /// Probes none but those of this config from now on, before the routes of others go.
     pub(crate) fn retain(&self, config: &NodeConfigSpec) {
         let mut known = self.targets.borrow().clone().unwrap_or_default();
-        let wanted = if config.removed { Vec::new() } else { targets(config) };
+        let mut wanted = Vec::new();
+        if !config.removed {
+            wanted.extend([true, false].into_iter().flat_map(|v4| targets(config, v4)));
+        }
         known.retain(|target| wanted.contains(target));
         self.set(known);
     }
@@ -133,13 +138,24 @@ impl OverlayProbes {
     }
 }
 
-/// The gateways that answer probes. A packet of the node itself has the node's external address
-/// there, so that is the family to take.
-fn targets(config: &NodeConfigSpec) -> Vec<Target> {
-    let has = |own: &[IpAddr], v4: bool| own.iter().any(|address| address.is_ipv4() == v4);
-    let fits = |v4: &bool| has(&config.external, *v4) && has(&config.underlay, *v4);
-    let family = [true, false].into_iter().find(fits);
-    let Some(v4) = family.filter(|_| config.overlay.is_some()) else { return Vec::new() };
+/// Family of the probes, true for IPv4. A packet of the node itself has the node's external address at gateways, and
+/// needs an address of the same family to leave, of whatever device.
+fn family(config: &NodeConfigSpec, own: &[Address]) -> Option<bool> {
+    let has_external = |v4| config.external.iter().any(|address| address.is_ipv4() == v4);
+    let is_source = |address: &IpAddr| match address {
+        IpAddr::V4(ip) => !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    let own = || config.underlay.iter().chain(own.iter().map(|of| &of.address));
+    let has_source = |v4| own().any(|address| address.is_ipv4() == v4 && is_source(address));
+    [true, false].into_iter().find(|v4| has_external(*v4) && has_source(*v4))
+}
+
+/// The gateways that answer probes, at their addresses of one family.
+fn targets(config: &NodeConfigSpec, v4: bool) -> Vec<Target> {
+    if config.overlay.is_none() {
+        return Vec::new();
+    }
     let target = |peering: &fabric_api::fabric::NodePeering| {
         let gateway = peering.gateway.as_ref()?;
         let probe = gateway.probe.as_ref()?;
@@ -423,13 +439,14 @@ mod tests {
     }
 
     fn addresses(config: &NodeConfigSpec) -> Vec<String> {
-        targets(config).iter().map(|target| target.address.to_string()).collect()
+        let all = family(config, &[]).map(|v4| targets(config, v4)).unwrap_or_default();
+        all.iter().map(|target| target.address.to_string()).collect()
     }
 
     #[test]
     fn only_gateways_that_answer_are_probed() {
         let probe = GatewayProbe { port: 12346, node: Some("n1".to_owned()) };
-        assert!(targets(&config(&["10.70.0.5"], None)).is_empty(), "an older gateway");
+        assert_eq!(addresses(&config(&["10.70.0.5"], None)), [""; 0], "an older gateway");
         assert_eq!(addresses(&config(&["10.70.0.5"], Some(probe))), ["10.80.0.7:12346"]);
     }
 
@@ -440,6 +457,19 @@ mod tests {
         assert_eq!(addresses(&v6), ["[fd77:6566:7400::a50:7]:12346"]);
         let both = config(&["fd00:70::5", "10.70.0.5"], probe.clone());
         assert_eq!(addresses(&both), ["10.80.0.7:12346"]);
-        assert!(targets(&config(&[], probe)).is_empty(), "replies would find no way back");
+        assert_eq!(addresses(&config(&[], probe)), [""; 0], "replies would find no way back");
+    }
+
+    #[test]
+    fn probes_leave_by_addresses_of_any_device() {
+        let mut config = config(&["10.70.0.5"], None);
+        config.underlay = vec!["2001:db8::1".parse().unwrap()];
+        let address = |address: &str| Address {
+            dev: "cni0".to_owned(),
+            address: address.parse().unwrap(),
+            len: 24,
+        };
+        assert_eq!(family(&config, &[address("fd00::1"), address("127.0.0.1")]), None);
+        assert_eq!(family(&config, &[address("10.200.1.1")]), Some(true));
     }
 }

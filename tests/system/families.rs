@@ -3,8 +3,10 @@
 //! ```
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use weft_tests::{Cluster, ClusterSpec, Families, manifests};
 
 use crate::scene::{PORT, Scene, play, rome_and_milan, traffic_passes};
@@ -26,6 +28,22 @@ fn node_behind_a_router_reaches_the_peer() -> Result<()> {
         both_ways([ClusterSpec { behind_router: Some(2), ..rome }, milan])?;
     }
     Ok(())
+}
+
+/// Time after which a gateway misses probes of nodes that it has expected since its start, and some more.
+const FIRST_PROBES: Duration = Duration::from_secs(18);
+
+#[test]
+fn ipv4_pods_on_ipv6_hosts_stay_connected() -> Result<()> {
+    play(&rome_and_milan(2).map(ClusterSpec::on_ipv6), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        std::thread::sleep(FIRST_PROBES);
+        scene.clusters.iter().try_for_each(|cluster| {
+            let problems = &cluster.status()?["problems"];
+            ensure!(*problems == json!([]), "{problems}");
+            Ok(())
+        })
+    })
 }
 
 /// Order of the addresses of rome's nodes and of milan's, the gateway's host first.

@@ -139,7 +139,7 @@ impl Probing {
             return;
         }
         let (now, wall) = (Instant::now(), Timestamp::now());
-        for node in &desired.nodes {
+        for node in desired.nodes.iter().filter(|node| has_source(desired, node)) {
             self.nodes.expect_first(&node.name, now, wall);
         }
         self.awaited = Some(Arc::clone(desired));
@@ -173,7 +173,9 @@ impl Probing {
             let (now, wall) = (Instant::now(), Timestamp::now());
             let nodes = || running.desired.nodes.iter().map(|node| node.name.as_str());
             if self.notices.begin(active, nodes(), now) {
-                nodes().for_each(|node| self.nodes.expect(node, now, wall));
+                let nodes = running.desired.nodes.iter();
+                let probing = nodes.filter(|node| has_source(&running.desired, node));
+                probing.for_each(|node| self.nodes.expect(&node.name, now, wall));
             }
         }
     }
@@ -272,12 +274,26 @@ fn has_address(node: &Node, address: IpAddr) -> bool {
     node.prefixes.iter().any(|prefix| prefix.contains(address))
 }
 
-/// Address of the node that no device has: within the cluster's external CIDRs.
+/// Address of the node that no device has.
 fn external_address(desired: &Desired, node: &Node) -> Option<IpAddr> {
+    external_addresses(desired, node).next()
+}
+
+/// True for a node that surely has an address to probe from: the one that others reach it at, if it is of the
+/// family of its external address. Another may have one on some device, and counts from its first probe on.
+fn has_source(desired: &Desired, node: &Node) -> bool {
+    external_addresses(desired, node).any(|address| address.is_ipv4() == node.underlay.is_ipv4())
+}
+
+/// Addresses of the node within the cluster's external CIDRs.
+fn external_addresses<'a>(
+    desired: &'a Desired,
+    node: &'a Node,
+) -> impl Iterator<Item = IpAddr> + 'a {
     let is_external =
-        |prefix: &&Cidr| desired.external_cidrs.iter().any(|all| all.contains(prefix.address()));
-    let mut hosts = node.prefixes.iter().filter(|prefix| **prefix == Cidr::host(prefix.address()));
-    hosts.find(is_external).map(Cidr::address)
+        |address: &IpAddr| desired.external_cidrs.iter().any(|all| all.contains(*address));
+    let hosts = node.prefixes.iter().filter(|prefix| **prefix == Cidr::host(prefix.address()));
+    hosts.map(Cidr::address).filter(is_external)
 }
 
 fn publish(paths: &watch::Sender<Option<NodePaths>>, now: NodePaths) {
