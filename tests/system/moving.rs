@@ -27,6 +27,9 @@ const PUBLISHED: Duration = Duration::from_secs(2);
 const RETURNED: Duration = Duration::from_secs(8);
 /// The same if its client was killed as well.
 const FOUND: Duration = Duration::from_secs(5);
+/// Time for which a server is away, and after which it is found elsewhere.
+const AWAY: Duration = Duration::from_secs(15);
+const RETURNED_ELSEWHERE: Duration = Duration::from_secs(40);
 /// Until a manifest that changes no config is in force.
 pub(crate) const SETTLED: Duration = Duration::from_millis(500);
 /// Problem of rome-2, which has moved away from the address that its Node pins.
@@ -141,6 +144,28 @@ fn moved_server_host_is_followed_by_its_client() -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// As after a reboot or with DHCP: the client has tried other source ports meanwhile.
+#[test]
+fn server_back_elsewhere_after_a_while_is_found() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let [old, new] = addresses(milan, 1);
+        milan.head().ip("link set eth0 down\n")?;
+        std::thread::sleep(AWAY);
+        let state = &rome.peering("milan")?["state"];
+        ensure!(state == "Error", "after {AWAY:?} {state}");
+        milan.head().ip(&format!(
+            "addr del {old} dev eth0\naddr add {new} dev eth0\nlink set eth0 up\n\
+             route replace default via {SWITCH_V4}\n"
+        ))?;
+        let start = Instant::now();
+        rome.wait_connected("milan", RETURNED_ELSEWHERE)?;
+        eprintln!("connected after {:?}", start.elapsed());
+        Ok(())
+    })
 }
 
 /// The client's gateway is killed after it has followed its server away from spec.endpoint, and again

@@ -14,6 +14,9 @@ use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 
 /// Time for which a lane carries what still comes after another replica has got the tunnel.
 const RETIREMENT: Duration = Duration::from_secs(6);
+/// A client that searches its server returns with each n-th socket to the port that the server knows, where one whose
+/// address has changed meanwhile initiates.
+const RETURN_TO_KNOWN: u32 = 4;
 /// WireGuard's usual one. Probes do the same service, so only without them.
 const KEEPALIVE: Duration = Duration::from_secs(25);
 
@@ -56,6 +59,18 @@ struct Running {
     /// Socket of the relay between a server's peer and the next replica with the tunnel.
     relay: Option<UdpSocket>,
     order: Order,
+    source_port: SourcePort,
+}
+
+/// Source ports of a client.
+#[derive(Debug)]
+struct SourcePort {
+    /// The last one at which something authentic came.
+    known: Option<u16>,
+    /// Time at which the present one was opened.
+    opened: Instant,
+    /// Number of those given up since something came.
+    given_up: u32,
 }
 
 /// Reason why the lane does not follow an order.
@@ -135,7 +150,10 @@ impl Engine {
         if self.tun.is_some() {
             let socket = match &self.running {
                 Some(running) => running.socket.try_clone().map_err(EngineError::Socket)?,
-                None => listen_again(&order, self.offloads)?,
+                None => {
+                    let before = order.port_before.filter(|_| is_free_to_move(&order.desired));
+                    listen_again(before, &order, self.offloads)?
+                }
             };
             return self.start(socket, order);
         }
@@ -152,16 +170,14 @@ impl Engine {
         running.lane.configure(lane_config(&order)?);
         running.order = order;
         // A port that another program has keeps nothing else from being in force.
-        if is_elsewhere || escapes { self.listen_anew() } else { Ok(()) }
-    }
-
-    fn listen_anew(&mut self) -> Result<(), EngineError> {
-        let Some(running) = &mut self.running else { return Ok(()) };
-        let socket = listen(&running.order, self.offloads)?;
-        let kept = socket.try_clone().map_err(EngineError::Socket)?;
-        running.lane.set_socket(socket);
-        running.socket = kept;
-        Ok(())
+        if is_elsewhere {
+            running.listen(listen(&running.order, self.offloads)?)
+        } else if escapes {
+            let port = running.next_port();
+            running.listen(listen_again(port, &running.order, self.offloads)?)
+        } else {
+            Ok(())
+        }
     }
 
     fn start(&mut self, socket: UdpSocket, order: Order) -> Result<(), EngineError> {
@@ -173,21 +189,46 @@ impl Engine {
         let lane = LaneHandle::spawn((tun, socket), self.offloads, config, floor);
         let lane = Arc::new(lane.map_err(EngineError::Start)?);
         let relay = (order.desired.role == Role::Server).then(open_relay).and_then(Result::ok);
-        self.running = Some(Running { lane, socket: kept, relay, order });
+        let source_port =
+            SourcePort { known: order.port_before, opened: Instant::now(), given_up: 0 };
+        self.running = Some(Running { lane, socket: kept, relay, order, source_port });
         Ok(())
     }
 }
 
 impl Running {
+    fn listen(&mut self, socket: UdpSocket) -> Result<(), EngineError> {
+        let kept = socket.try_clone().map_err(EngineError::Socket)?;
+        self.lane.set_socket(socket);
+        self.socket = kept;
+        self.source_port.opened = Instant::now();
+        Ok(())
+    }
+
+    /// Source port to follow the present one, which is given up; `None` for a fresh one.
+    fn next_port(&mut self) -> Option<u16> {
+        let last = self.lane.snapshot().peer.last_authentic;
+        let port = self.port();
+        let source_port = &mut self.source_port;
+        if last.is_some_and(|at| at > source_port.opened) {
+            (source_port.known, source_port.given_up) = (port, 0);
+        }
+        source_port.given_up += 1;
+        source_port.known.filter(|_| source_port.given_up.is_multiple_of(RETURN_TO_KNOWN))
+    }
+
     fn port(&self) -> Option<u16> {
         self.socket.local_addr().ok().map(|address| address.port())
     }
 }
 
-/// Opens the port at which a server that was killed as well will look for its client. Any other
+/// Opens the port at which a server that was killed as well, or moves, will look for its client. Any other
 /// port does, once an authentic packet of the client has come from it.
-fn listen_again(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
-    let before = order.port_before.filter(|_| is_free_to_move(&order.desired));
+fn listen_again(
+    before: Option<u16>,
+    order: &Order,
+    offloads: Offloads,
+) -> Result<UdpSocket, EngineError> {
     let Some(port) = before else { return listen(order, offloads) };
     open_socket(Some(port), offloads).or_else(|error| {
         tracing::info!(port, %error, "the UDP port of before is taken, taking another");
