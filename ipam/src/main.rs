@@ -36,7 +36,7 @@ use shared::Shared;
 /// Time for which calls under way (a health watch may last for ever) can delay the end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let args = Args::parse();
     args.log.start();
