@@ -9,7 +9,7 @@ mod drop_points;
 mod iptables;
 mod nft;
 mod pod_packets;
-mod source_nat;
+mod translations;
 mod untracked;
 
 use std::collections::BTreeSet;
@@ -344,7 +344,7 @@ fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> F
     }
     iptables::ensure(netns, treatment, &mut found);
     if treatment.mode != Mode::Remove {
-        for find in [source_nat::find, untracked::find] {
+        for find in [translations::find, untracked::find] {
             let failure = find(netns, treatment, &mut found).err();
             found.failures.extend(failure.map(|error| chain(&error)));
         }

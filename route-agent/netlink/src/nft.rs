@@ -24,7 +24,7 @@ mod sets;
 
 pub use chains::{
     BaseChain, Chain, ChainFamily, Hook, IpTable, base_chains, chain_rules, ip_tables, raw_chains,
-    source_nat_chains, table_rules,
+    source_nat_chains, table_rules, target_nat_chains,
 };
 pub use loaded::{States, Tracked};
 pub use marks::{MarkMatch, settable_marks};
@@ -57,6 +57,7 @@ pub enum NftError {
 const fn kind(number: u8) -> Kind {
     Kind(10, number)
 }
+const NEW_TABLE: u8 = 0;
 const DEL_TABLE: u8 = 2;
 const GET_TABLE: Kind = kind(1);
 const NEW_CHAIN: u8 = 3;
@@ -266,7 +267,8 @@ fn matters(message: &[u8], ours: &[&str], watched: &BTreeSet<Chain>) -> bool {
     let table = text(body, TABLE_NAME);
     let is_ours = table.is_some_and(|table| ours.contains(&table));
     match *kind {
-        NEW_CHAIN | DEL_CHAIN | DEL_TABLE => true,
+        // A table may be dormant no longer.
+        NEW_TABLE | NEW_CHAIN | DEL_CHAIN | DEL_TABLE => true,
         // Rules may look values up in these.
         NEW_ELEMENTS | DEL_ELEMENTS if !is_ours => {
             watched.iter().any(|chain| Some(&*chain.table) == table)

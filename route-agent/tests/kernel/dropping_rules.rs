@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 75] = [
+const DROPS: [(&str, &str); 79] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -99,8 +99,13 @@ const DROPS: [(&str, &str); 75] = [
     ("nft insert rule inet f pre ct mark != { 0x2, 0x8 } ct state new drop", OF_PODS),
     ("nft insert rule inet f nat oifname != lo masquerade", OTHER_SOURCE),
     ("nft insert rule inet f nat ip saddr 10.200.0.0/16 snat ip to 192.0.2.5", OTHER_SOURCE),
+    ("nft insert rule inet f target ip daddr 10.201.0.0/16 dnat ip to 192.0.2.9", OTHER_TARGET),
+    ("nft insert rule inet f target iifname pod0 redirect", OTHER_TARGET),
+    ("iptables-nft -t nat -I PREROUTING -d 10.201.0.0/16 -j DNAT --to 192.0.2.9", OTHER_TARGET),
+    ("nft add table inet dormant", "the peers' prefix 10.201.0.0/16"),
 ];
 const OF_PODS: &str = "packets between pods of 10.200.1.0/24 and peers";
+const OTHER_TARGET: &str = "gives packets of pods to peers another destination";
 const OTHER_SOURCE: &str = "gives packets of pods to peers another source";
 /// Decisions about some packets, or about none of weft's.
 const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
@@ -173,6 +178,15 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     nft add rule inet f nat ip saddr 10.200.1.0/24 masquerade
     nft add rule inet f nat ip6 saddr fd00:200::/32 ip6 daddr fd00:201::/32 return
     nft add rule inet f nat meta nfproto ipv6 masquerade
+    nft add rule inet f target iifname pod0 tcp dport 80 redirect to :8080
+    nft add rule inet f target ip daddr 10.9.0.1 dnat ip to 10.200.1.9
+    nft add rule inet f target ip daddr @none dnat ip to 10.200.1.9
+    iptables-nft -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15001
+    nft 'add table inet dormant { flags dormant; }; add chain inet dormant c { type filter hook forward priority 0; }'
+    nft 'add chain inet f after { type filter hook forward priority 9; }'
+    nft add rule inet f after ip daddr 10.201.0.0/16 accept
+    nft add rule inet f after ip daddr 10.201.4.0/22 iifname pod0 drop
+    nft add rule inet dormant c ip daddr 10.201.0.0/16 drop
     iptables-nft -t nat -A POSTROUTING -s 10.200.0.0/16 -j MASQUERADE";
 
 #[test]
@@ -194,6 +208,7 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
                 add set inet f few { type ipv4_addr; }; add element inet f few { 10.200.1.9 }; \
                 add chain inet f rest; add rule inet f rest ip daddr 10.200.0.0/14 drop; ";
     let nat = "add chain inet f exempt; \
+               add chain inet f target { type nat hook prerouting priority dstnat; }; \
                add chain inet f nat { type nat hook postrouting priority 90; }; ";
     let chains = chain("c", "forward priority 0")
         + &chain("in", "input priority 0")

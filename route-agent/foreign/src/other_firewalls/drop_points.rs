@@ -129,6 +129,10 @@ pub(crate) struct Walk<'a, E> {
     pub(crate) admitted: Admitted,
     /// Rules that drop some packets, and their chains.
     pub(crate) drops: Vec<(String, Rule)>,
+    /// Rules so far that accept some of all packets.
+    accepts: Vec<Rule>,
+    /// The present chain is one for packets of some devices only.
+    is_partial: bool,
     ends: BTreeMap<String, End>,
 }
 
@@ -149,6 +153,7 @@ impl<'a, E> Walk<'a, E> {
         let ways = ways.iter().filter(|way| way.hook == hook).collect();
         let (chains, points, by_interface, ends) = Default::default();
         let (dispatched, admitted, drops) = (Vec::new(), Admitted::default(), Vec::new());
+        let (accepts, is_partial) = (Vec::new(), false);
         Self {
             hook,
             zones,
@@ -160,6 +165,8 @@ impl<'a, E> Walk<'a, E> {
             by_interface,
             admitted,
             drops,
+            accepts,
+            is_partial,
             ends,
         }
     }
@@ -194,7 +201,11 @@ impl<'a, E> Walk<'a, E> {
                 self.admitted.overlay |= rule.names_overlay;
                 self.admitted.ports.extend(&rule.ports);
             }
-            if drops && rule.condition != Condition::Always {
+            if rule.verdict == Verdict::Accept && !self.is_partial {
+                self.accepts.push(rule.clone());
+            }
+            let is_met = !self.accepts.iter().any(|accept| accept.covers(rule));
+            if drops && rule.condition != Condition::Always && is_met {
                 let mut rule = rule.clone();
                 rule.interfaces.extend(self.dispatched.iter().cloned());
                 self.drops.push((chain.to_owned(), rule));
@@ -215,7 +226,9 @@ impl<'a, E> Walk<'a, E> {
                 (Condition::Interface, Verdict::Jump(to) | Verdict::Goto(to))
                     if self.zones && !to.contains("_policy_") =>
                 {
+                    let was_partial = std::mem::replace(&mut self.is_partial, true);
                     self.visit(to)?;
+                    self.is_partial = was_partial;
                 }
                 (Condition::Interface, Verdict::Jump(to) | Verdict::Goto(to))
                     if !self.zones && self.ways.iter().any(|way| way.has(rule)) =>
@@ -261,13 +274,15 @@ impl<'a, E> Walk<'a, E> {
     fn dispatch(&mut self, rule: &Rule, to: &str) -> Result<(), E> {
         let some = self.ways.iter().copied().filter(|way| way.has(rule)).collect();
         let ways = std::mem::replace(&mut self.ways, some);
-        let outer = self.dispatched.len();
+        let (outer, was_partial) = (self.dispatched.len(), self.is_partial);
+        self.is_partial = true;
         self.dispatched.extend(rule.interfaces.iter().cloned());
         let (points, ends) = (self.points.clone(), std::mem::take(&mut self.ends));
         self.visit(to)?;
         let found = std::mem::replace(&mut self.points, points);
         self.by_interface.extend(found.difference(&self.points).cloned());
         self.dispatched.truncate(outer);
+        self.is_partial = was_partial;
         (self.ways, self.ends) = (ways, ends);
         Ok(())
     }
@@ -319,6 +334,25 @@ impl Rule {
     /// True if behind this rule there are fewer packets than before it, not all of them accepted.
     fn may_drop(&self) -> bool {
         !self.ours && !matches!(self.verdict, Verdict::Continue | Verdict::Accept)
+    }
+
+    /// True if all packets that meet the other rule meet this one.
+    fn covers(&self, other: &Self) -> bool {
+        let is_implied = |of: &AddressMatch| {
+            let mut prefixes = other.addresses.iter().filter(|by| by.source == of.source);
+            prefixes.any(|by| {
+                let contains = of.prefix.overlaps(&by.prefix) && of.prefix.len() <= by.prefix.len();
+                contains && !of.negated && !by.negated
+            })
+        };
+        !self.is_narrow
+            && !self.spares_all
+            && !self.is_to_host
+            && !self.has_ports()
+            && self.protocol.is_none_or(|protocol| other.protocol == Some(protocol))
+            && self.is_ipv4.is_none_or(|is_ipv4| other.is_ipv4 == Some(is_ipv4))
+            && self.interfaces.iter().all(|of| other.interfaces.contains(of))
+            && self.addresses.iter().all(is_implied)
     }
 
     /// Returns whether packets may meet the rule at a hook: before routing they have no outgoing device.

@@ -101,19 +101,30 @@ fn base_chains_here() -> io::Result<Vec<BaseChain>> {
     let socket = Nfnetlink::open()?;
     let mut chains = Vec::new();
     for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6, ChainFamily::Netdev] {
-        let owned = owned_tables(&socket, family)?;
-        let found = socket.dump(GET_CHAIN, family.number(), &[])?;
+        let owned = tables_with(OWNER, &socket, family)?;
+        let found = chains_at_work(&socket, family)?;
         chains.extend(found.iter().filter_map(|body| base_chain(family, &owned, body)));
     }
     Ok(chains)
 }
 
-fn owned_tables(socket: &Nfnetlink, family: ChainFamily) -> io::Result<BTreeSet<String>> {
+/// Flags of tables (linux/netfilter/nf_tables.h).
+const DORMANT: u32 = 1;
+const OWNER: u32 = 2;
+
+fn tables_with(flag: u32, socket: &Nfnetlink, family: ChainFamily) -> io::Result<BTreeSet<String>> {
     const FLAGS: u16 = 2;
-    const OWNER: u32 = 2;
     let tables = socket.dump(GET_TABLE, family.number(), &[])?;
-    let owned = tables.iter().filter(|t| number(t, FLAGS).is_some_and(|f| f & OWNER != 0));
-    Ok(owned.filter_map(|table| text(table, TABLE_NAME)).map(str::to_owned).collect())
+    let flagged = tables.iter().filter(|t| number(t, FLAGS).is_some_and(|f| f & flag != 0));
+    Ok(flagged.filter_map(|table| text(table, TABLE_NAME)).map(str::to_owned).collect())
+}
+
+/// Chains of a family, but for those of dormant tables, through which no packet goes.
+fn chains_at_work(socket: &Nfnetlink, family: ChainFamily) -> io::Result<Vec<Vec<u8>>> {
+    let dormant = tables_with(DORMANT, socket, family)?;
+    let mut chains = socket.dump(GET_CHAIN, family.number(), &[])?;
+    chains.retain(|body| text(body, TABLE_NAME).is_none_or(|table| !dormant.contains(table)));
+    Ok(chains)
 }
 
 fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Option<BaseChain> {
@@ -174,6 +185,13 @@ pub fn source_nat_chains(netns: &Netns, priority: i32) -> Result<Vec<Chain>, Nft
     found.map_err(NftError::Read)
 }
 
+/// Chains that translate destinations of incoming packets.
+pub fn target_nat_chains(netns: &Netns) -> Result<Vec<Chain>, NftError> {
+    const PREROUTING: u32 = 0;
+    let found = netns.run(|| chains_before("nat", &[PREROUTING], i32::MAX))?;
+    found.map_err(NftError::Read)
+}
+
 /// Chains that may exempt packets, incoming ones or those of this machine, from connection tracking.
 pub fn raw_chains(netns: &Netns) -> Result<Vec<Chain>, NftError> {
     const PREROUTING: u32 = 0;
@@ -187,7 +205,7 @@ fn chains_before(kind: &str, hooks: &[u32], priority: i32) -> io::Result<Vec<Cha
     let socket = Nfnetlink::open()?;
     let mut chains = Vec::new();
     for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
-        for body in socket.dump(GET_CHAIN, family.number(), &[])? {
+        for body in chains_at_work(&socket, family)? {
             let hook = attribute(&body, HOOK);
             let at = |key| hook.and_then(|hook| number(hook, key));
             let is_there = text(&body, CHAIN_TYPE) == Some(kind)

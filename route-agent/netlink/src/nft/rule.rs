@@ -190,7 +190,7 @@ impl Rule {
             Some("reject") => self.verdict = Verdict::Drop,
             Some("queue") => self.verdict = Verdict::Other,
             Some("notrack") => self.verdict = Verdict::Untrack,
-            Some("masq" | "nat") => self.verdict = Verdict::Translate,
+            Some("masq" | "nat" | "redir") => self.verdict = Verdict::Translate,
             // Extensions of the old packet filter, in tables of `iptables-nft`.
             Some("target") => self.verdict = target(data),
             Some("match") if text(data, NAME) == Some("comment") => {}
@@ -398,7 +398,7 @@ fn target(data: &[u8]) -> Verdict {
         Some("CT") if is_untracked() == Some(true) => Verdict::Untrack,
         Some("NOTRACK") => Verdict::Untrack,
         Some("REJECT") => Verdict::Drop,
-        Some("MASQUERADE" | "SNAT") => Verdict::Translate,
+        Some("MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP") => Verdict::Translate,
         Some(name) if decides_nothing(name) => Verdict::Continue,
         _ => Verdict::Other,
     }
