@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use fabric_objects::{Object, ObjectRef, Problem};
+use fabric_objects::{Kind, Object, ObjectRef, Problem};
 
 use crate::folder::{Folder, Parse, Unreadable};
 use crate::last_good::LastGood;
@@ -119,6 +119,18 @@ impl Manifests {
         for (file, located) in self.located() {
             let reference = located.object.reference();
             let place = format!("{file}:{}", located.document + 1);
+            // Routes hang on what it was granted.
+            let has_grant = matches!(reference.kind, Kind::Network | Kind::Ip);
+            if has_grant && objects.contains_key(&reference) && !places.contains_key(&reference) {
+                problems.push(Problem {
+                    source: place,
+                    message: "weft has one of this name for its own use, which stays; expected another name"
+                        .to_owned(),
+                    object: Some(reference),
+                    field: Some("metadata.name".to_owned()),
+                });
+                continue;
+            }
             if let Some((first, sound)) = places.get(&reference).cloned() {
                 let better = located.sound && !sound;
                 let (used, other) = if better { (&place, &first) } else { (&first, &place) };

@@ -230,13 +230,18 @@ fn a_file_of_weft_that_was_damaged_is_written_anew() {
 }
 
 #[test]
-fn a_users_object_takes_the_place_of_wefts_own() {
+fn manifest_named_like_wefts_own_network_is_not_used() {
     let place = Place::new();
     place.store.put(&own_network("10.1.0.0/16")).unwrap();
     place.write("a.yaml", &network("own", "10.2.0.0/16").replace("liqo\n", "t\n"));
     assert_eq!(place.names(), ["Network t/own"]);
-    let networks = place.store.read(&[Kind::Network]).unwrap().objects;
-    assert_eq!(crate::cidr_of(networks.values().next().unwrap()), "10.2.0.0/16");
+    let found = place.store.read(&[Kind::Network]).unwrap();
+    assert_eq!(crate::cidr_of(found.objects.values().next().unwrap()), "10.1.0.0/16");
+    let problem = found.problems[0].to_string();
+    assert!(
+        problem.starts_with("a.yaml:1: Network t/own: metadata.name: weft has one"),
+        "{problem}"
+    );
 }
 
 #[test]
