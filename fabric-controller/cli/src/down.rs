@@ -63,7 +63,8 @@ pub(crate) struct DownArgs {
     /// theirs until `weft down` there.
     #[arg(long)]
     now: bool,
-    /// Remove the state directory too, with granted addresses, generated keys and the copies of Secrets.
+    /// Remove the state directory too, with granted addresses, generated keys and the copies of Secrets;
+    /// not while something sends to a peer, unless --now is given.
     /// Where nothing runs, that of --cluster or --state-dir, or the only one there is.
     #[arg(long)]
     purge: bool,
@@ -122,7 +123,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     if removed.is_ok() {
         say(&format!("removed {}", dir.path().display()));
     }
-    let mut forgotten = Ok(());
+    let (mut forgotten, mut is_spared) = (Ok(()), false);
     let is_agent = record.as_ref().is_some_and(|record| record.published.is_some());
     if let Some(state) = record.and_then(|record| record.state_dir) {
         if !refuses {
@@ -130,11 +131,19 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         }
         // An agent has nothing else there.
         let is_empty = is_agent && fs::remove_dir(&state).is_ok();
+        // What is refused shall be granted to no other peer.
+        is_spared = args.purge && refuses;
         if !is_empty && (!is_agent || args.purge) {
-            end_of_state(&state, args.purge)?;
+            end_of_state(&state, args.purge && !refuses)?;
         }
     }
     removed.and(forgotten).context("everything else was taken away")?;
+    if is_spared {
+        say(
+            "nothing was purged, or another peer could be granted what is refused: wait, or give --now, too",
+        );
+        return Ok(ExitCode::FAILURE);
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -47,6 +47,19 @@ fn down_takes_everything_away_and_keeps_the_state() {
 }
 
 #[test]
+fn state_is_not_purged_while_something_sends() {
+    let (host, _up) = running();
+    let script = "#!/bin/sh\n[ \"$2\" != --refuse ] || echo 10.200.1.5\n";
+    host.stand_in("route-agent", script);
+    let purge = host.weft(&["down", "--purge"]);
+    assert_eq!(purge.status.code(), Some(1));
+    assert!(stderr(&purge).contains("nothing was purged, or another peer"), "{}", stderr(&purge));
+    assert!(host.path("state").exists() && !host.path("run").exists());
+    assert!(host.weft(&["down", "--now", "--purge"]).status.success());
+    assert!(!host.path("state").exists());
+}
+
+#[test]
 fn down_works_after_everything_was_killed() {
     let (host, mut up) = running();
     up.kill();

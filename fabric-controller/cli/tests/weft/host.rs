@@ -16,9 +16,9 @@ use futures::FutureExt as _;
 
 /// Runs until SIGTERM, and reports it.
 const STAND_IN: &str = "#!/bin/sh
+if [ \"$1\" = cleanup ]; then touch \"$(dirname $0)/cleaned\"; exit 0; fi
 echo \"$(basename $0) says hello\"
 trap 'echo stopping; exit 0' TERM
-if [ \"$1\" = cleanup ]; then touch \"$(dirname $0)/cleaned\"; exit 0; fi
 while :; do sleep 0.05; done
 ";
 
@@ -271,7 +271,7 @@ impl Drop for Supervisor {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        drop(self.weft(&["down", "--purge"]));
+        drop(self.weft(&["down", "--now", "--purge"]));
         drop(self.namespace.kill());
         drop(self.namespace.wait());
         drop(fs::remove_dir_all(&self.root));
