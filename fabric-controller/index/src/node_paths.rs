@@ -245,8 +245,8 @@ pub fn cause(node: &UnreachableNode) -> String {
             format!("{detail} of its probes over VXLAN or of the answers are lost")
         }
         PathFault::CutOff => "its route-agent cannot read its NodeConfig".to_owned(),
-        PathFault::NotStarted => "no route-agent of it has started: its pods do not reach peers, \
-                                  and what they send there is not refused either"
+        PathFault::NotStarted => "no route-agent of it has started, or none that can write its status: \
+                                  its pods do not reach peers, and what they send there may leave in clear"
             .to_owned(),
         PathFault::NotForwarding => {
             format!("{detail} is 0, so packets between its pods and peers are not forwarded")

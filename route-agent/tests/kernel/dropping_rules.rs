@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 79] = [
+const DROPS: [(&str, &str); 80] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -101,6 +101,7 @@ const DROPS: [(&str, &str); 79] = [
     ("nft insert rule inet f nat ip saddr 10.200.0.0/16 snat ip to 192.0.2.5", OTHER_SOURCE),
     ("nft insert rule inet f target ip daddr 10.201.0.0/16 dnat ip to 192.0.2.9", OTHER_TARGET),
     ("nft insert rule inet f target iifname pod0 redirect", OTHER_TARGET),
+    ("nft insert rule inet f target udp dport 4879 dnat ip to 10.200.1.5", "VXLAN) another dest"),
     ("iptables-nft -t nat -I PREROUTING -d 10.201.0.0/16 -j DNAT --to 192.0.2.9", OTHER_TARGET),
     ("nft add table inet dormant", "the peers' prefix 10.201.0.0/16"),
 ];
@@ -229,7 +230,8 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
             remedy.is_some()
         });
         let remedy = remedy.unwrap_or_default();
-        let is_certain = !["PUT", " in ", "/22", " eth "].iter().any(|part| command.contains(part));
+        let is_certain =
+            !["PUT", " in ", "/22", " eth ", "udp dport"].iter().any(|part| command.contains(part));
         eventually(&format!("`{command}` is a fault of its peers, if certain"), SOON, || {
             let found = world.status().unwrap().1.diversions;
             let removals: Vec<_> = found.iter().map(|diversion| &diversion.removal).collect();
