@@ -103,7 +103,7 @@ fn report(node: &str, config: &NodeConfig) {
     let refused = config.status.iter().filter_map(|status| status.refused.as_ref()).flatten();
     for traffic in refused.filter(|traffic| !traffic.senders.is_empty()) {
         say(&format!(
-            "{node}: {} to {}, which stays refused there until nobody does, or until \
+            "{node}: {} to {}, which stays refused: on another host until nobody does, or until \
              `weft down --now` runs there",
             sending(&traffic.senders),
             traffic.prefix
