@@ -9,6 +9,7 @@ use fabric_api::{Cidr, labels};
 use fabric_index::owner::keeps_refused_prefix;
 use fabric_index::{Index, owner};
 use fabric_model::names::{dashed, of_node};
+use fabric_model::peering::is_of_other_peer;
 use fabric_model::{Cluster, Peering};
 use fabric_objects::{Kind, Object, ObjectRef};
 
@@ -200,10 +201,8 @@ pub(super) fn returned(index: &Index, peerings: &[Peering<'_>]) -> BTreeMap<Obje
     let mut returned = BTreeMap::new();
     for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
         for remote in peering.remotes.iter().filter(|remote| remote.granted.is_none()) {
-            let Some(object @ Object::Network(network)) = index.get(&remote.network) else {
-                continue;
-            };
-            if object.label(labels::REMOTE_CLUSTER_ID) != Some(&peering.peer()) {
+            let Some(Object::Network(network)) = index.get(&remote.network) else { continue };
+            if peering.id.iter().any(|id| is_of_other_peer(index, &remote.network, id)) {
                 continue;
             }
             let back = index.of_kind(Kind::Network).find_map(|(reference, object)| {

@@ -14,6 +14,8 @@ use super::COMMENT;
 
 /// Number of the protocol.
 const UDP: u8 = 17;
+/// Accepts with which drops behind them are compared.
+const MAX_ACCEPTS: usize = 256;
 
 /// Rule of a chain, of either packet filter.
 #[derive(Clone, Debug)]
@@ -129,7 +131,7 @@ pub(crate) struct Walk<'a, E> {
     pub(crate) admitted: Admitted,
     /// Rules that drop some packets, and their chains.
     pub(crate) drops: Vec<(String, Rule)>,
-    /// Rules so far that accept some of all packets.
+    /// Rules so far that accept some of all packets, at most [`MAX_ACCEPTS`].
     accepts: Vec<Rule>,
     /// The present chain is one for packets of some devices only.
     is_partial: bool,
@@ -201,11 +203,12 @@ impl<'a, E> Walk<'a, E> {
                 self.admitted.overlay |= rule.names_overlay;
                 self.admitted.ports.extend(&rule.ports);
             }
-            if rule.verdict == Verdict::Accept && !self.is_partial {
+            let is_kept = !self.is_partial && self.accepts.len() < MAX_ACCEPTS;
+            if rule.verdict == Verdict::Accept && rule.may_cover() && is_kept {
                 self.accepts.push(rule.clone());
             }
-            let is_met = !self.accepts.iter().any(|accept| accept.covers(rule));
-            if drops && rule.condition != Condition::Always && is_met {
+            let is_met = || !self.accepts.iter().any(|accept| accept.covers(rule));
+            if drops && rule.condition != Condition::Always && is_met() {
                 let mut rule = rule.clone();
                 rule.interfaces.extend(self.dispatched.iter().cloned());
                 self.drops.push((chain.to_owned(), rule));
@@ -336,6 +339,11 @@ impl Rule {
         !self.ours && !matches!(self.verdict, Verdict::Continue | Verdict::Accept)
     }
 
+    /// False if it cannot be told which packets meet it.
+    fn may_cover(&self) -> bool {
+        !self.is_narrow && !self.spares_all && !self.is_to_host && !self.has_ports()
+    }
+
     /// True if all packets that meet the other rule meet this one.
     fn covers(&self, other: &Self) -> bool {
         let is_implied = |of: &AddressMatch| {
@@ -345,10 +353,7 @@ impl Rule {
                 contains && !of.negated && !by.negated
             })
         };
-        !self.is_narrow
-            && !self.spares_all
-            && !self.is_to_host
-            && !self.has_ports()
+        self.may_cover()
             && self.protocol.is_none_or(|protocol| other.protocol == Some(protocol))
             && self.is_ipv4.is_none_or(|is_ipv4| other.is_ipv4 == Some(is_ipv4))
             && self.interfaces.iter().all(|of| other.interfaces.contains(of))
