@@ -131,7 +131,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         }
         // An agent has nothing else there.
         let is_empty = is_agent && fs::remove_dir(&state).is_ok();
-        // What is refused shall be granted to no other peer.
+        // With the state gone, a refused prefix would be granted to another peer.
         is_spared = args.purge && refuses;
         if !is_empty && (!is_agent || args.purge) {
             end_of_state(&state, args.purge && !refuses)?;

@@ -339,7 +339,7 @@ impl Rule {
         !self.ours && !matches!(self.verdict, Verdict::Continue | Verdict::Accept)
     }
 
-    /// False if it cannot be told which packets meet it.
+    /// False for a rule that compares more than is known of it.
     fn may_cover(&self) -> bool {
         !self.is_narrow && !self.spares_all && !self.is_to_host && !self.has_ports()
     }

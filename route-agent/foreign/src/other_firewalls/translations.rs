@@ -1,5 +1,5 @@
-//! Chains of other programs that translate packets of pods to peers: their destinations, or their sources before
-//! weft's chain keeps these. Peers accept no other sources of this cluster than its pods' and external addresses.
+//! Chains of other programs that translate VXLAN to this node, or packets of pods to peers: their destinations, or
+//! their sources before weft's chain keeps these. Peers accept no other sources of this cluster than its pods' and external addresses.
 
 use std::collections::BTreeSet;
 
