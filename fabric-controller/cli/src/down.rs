@@ -87,8 +87,8 @@ impl DownArgs {
 pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     preconditions::check_rights()?;
     let Some(dir) = args.selection.find()? else {
-        let is_found = stop_lost(args)?;
-        return purge_alone(args, is_found);
+        let lost = stop_lost(args)?;
+        return purge_alone(args, &lost);
     };
     let record = dir.record()?;
     if record.is_none() {
@@ -132,19 +132,20 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         // An agent has nothing else there.
         let is_empty = is_agent && fs::remove_dir(&state).is_ok();
         // With the state gone, a refused prefix would be granted to another peer.
-        is_spared = args.purge && refuses;
+        is_spared = args.purge && refuses && !is_agent;
         if !is_empty && (!is_agent || args.purge) {
             end_of_state(&state, args.purge && !refuses)?;
         }
     }
     removed.and(forgotten).context("everything else was taken away")?;
-    if is_spared {
-        say(
-            "nothing was purged, or another peer could be granted what is refused: wait, or give --now, too",
-        );
-        return Ok(ExitCode::FAILURE);
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(if is_spared { spared() } else { ExitCode::SUCCESS })
+}
+
+fn spared() -> ExitCode {
+    say(
+        "nothing was purged, or another peer could be granted what is refused: wait, or give --now, too",
+    );
+    ExitCode::FAILURE
 }
 
 fn is_read_only(error: &anyhow::Error) -> bool {
@@ -173,10 +174,18 @@ fn withdraw(dir: &RunDir, record: Option<&Record>, now: bool) -> anyhow::Result<
     Ok(())
 }
 
+/// State of a host without run directory.
+#[derive(Default)]
+struct Lost {
+    /// There was something.
+    is_found: bool,
+    /// Something still sends to a peer, and is refused.
+    refuses: bool,
+}
+
 /// Someone removed the run directory. What was started from it is found all the same, and what is
-/// in the kernel is ours if no other run directory is of this network namespace. Returns whether there was
-/// anything.
-fn stop_lost(args: &DownArgs) -> anyhow::Result<bool> {
+/// in the kernel is ours if no other run directory is of this network namespace.
+fn stop_lost(args: &DownArgs) -> anyhow::Result<Lost> {
     let selection = &args.selection;
     let dirs = lost::dirs(selection)?;
     if dirs.is_empty() {
@@ -191,14 +200,16 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<bool> {
             remove_run_dir(dir.path())?;
         }
     }
+    let is_found = !dirs.is_empty();
     if lost::others_are_here()? {
-        return Ok(!dirs.is_empty());
+        return Ok(Lost { is_found, ..Lost::default() });
     }
     let (was_refused, saved) = (refusal::is_in_force(), refusal::saved(&args.state_dirs()));
-    if !clean_up_host(args.now, args.named_state_dir().as_deref())? {
+    let refuses = clean_up_host(args.now, args.named_state_dir().as_deref())?;
+    if !refuses {
         refusal::end(was_refused, &saved);
     }
-    Ok(!dirs.is_empty() || was_refused)
+    Ok(Lost { is_found: is_found || was_refused, refuses })
 }
 
 /// A mount point stays, empty. Agents of other hosts may share the folder, and write a status into it meanwhile.
@@ -232,14 +243,17 @@ fn stop_lost_supervisor(identity: &Identity) {
 }
 
 /// Handles the options on the state directory when nothing is left that runs.
-fn purge_alone(args: &DownArgs, is_found: bool) -> anyhow::Result<ExitCode> {
+fn purge_alone(args: &DownArgs, lost: &Lost) -> anyhow::Result<ExitCode> {
     if args.named_state_dir().is_none() && !args.purge {
         return Ok(ExitCode::SUCCESS);
+    }
+    if args.purge && lost.refuses {
+        return Ok(spared());
     }
     let (dirs, named) = (args.state_dirs(), args.named_state_dir());
     match &dirs[..] {
         [state] if state.exists() => end_of_state(state, args.purge)?,
-        [] | [_] if args.purge && !is_found => bail!(
+        [] | [_] if args.purge && !lost.is_found => bail!(
             "nothing was purged: found no fabric in {}, and no state directory {}; expected the \
              directories of `weft up`. Name them with --run-dir DIR and --state-dir DIR",
             args.selection.place().display(),
@@ -262,6 +276,7 @@ fn end_of_state(state: &Path, purge: bool) -> anyhow::Result<()> {
     }
     if purge {
         rundir::check_state(state).context("it was not removed")?;
+        let _lock = lock::lock_state(state).context("it was not removed")?;
         fs::remove_dir_all(state).with_context(|| format!("cannot remove {}", state.display()))?;
         say(&format!("removed {}", state.display()));
     } else {

@@ -55,6 +55,10 @@ fn state_is_not_purged_while_something_sends() {
     assert_eq!(purge.status.code(), Some(1));
     assert!(stderr(&purge).contains("nothing was purged, or another peer"), "{}", stderr(&purge));
     assert!(host.path("state").exists() && !host.path("run").exists());
+    let again = host.weft(&["down", "--purge"]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(stderr(&again).contains("nothing was purged, or another peer"), "{}", stderr(&again));
+    assert!(host.path("state").exists());
     assert!(host.weft(&["down", "--now", "--purge"]).status.success());
     assert!(!host.path("state").exists());
 }
