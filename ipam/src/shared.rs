@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 
 /// Name of the note of what was granted a moment ago.
 const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
-/// Time after which a ledger that refuses something is made anew: the store may know more by now.
+/// Time after which a ledger that refuses something is made anew: files may have been written again by now.
 const REREAD: Duration = Duration::from_secs(5);
 /// Changes by other replicas during one of this one, after which the caller is to try again.
 const MAX_TRIES: u32 = 5;
@@ -109,8 +109,7 @@ impl Shared {
 
     /// Makes the ledger from the store and the note.
     pub(crate) async fn rebuild(&self) -> Result<Rebuilt, StoreError> {
-        let mut noted = self.noted.lock().await;
-        self.rebuild_after(&mut noted).await
+        self.rebuild_after(&mut *self.noted.lock().await).await
     }
 
     async fn rebuild_after(&self, noted: &mut Noted) -> Result<Rebuilt, StoreError> {
@@ -118,7 +117,9 @@ impl Shared {
         let content: OpenNote = self.store.note(OPEN_GRANTS).await?.unwrap_or_default();
         let snapshot = self.store.read(&KINDS).await?;
         let (claims, now) = (Claims::of(&snapshot), Instant::now());
-        let mut ledger = Ledger::clone(&self.empty);
+        // What cannot be read may have been granted all the same.
+        let known = self.lock().ledger.clone().filter(|_| !claims.complete);
+        let mut ledger = known.unwrap_or_else(|| Ledger::clone(&self.empty));
         let faults = ledger.reconcile(&claims, now);
         ledger.reopen(&content.grants, now);
         let mut state = self.lock();
@@ -130,14 +131,18 @@ impl Shared {
         Ok(Rebuilt { snapshot, claims, faults })
     }
 
-    /// The same before something is refused, but every [`REREAD`] at most: another replica may have released what is
-    /// missing here, or this one has read a store whose files were lost and have been written again since.
+    /// The same before something is refused: another replica may have released what is missing here. In directories
+    /// every [`REREAD`] at most: this one may have read files that were lost and have been written again since.
     async fn rebuild_once(&self) -> Result<bool, StoreError> {
-        let is_due = |state: &State| state.rebuilt.is_none_or(|at| at.elapsed() >= REREAD);
-        if is_due(&self.lock()) {
-            return self.rebuild().await.map(|_| true);
+        if self.store.api_server().is_some() {
+            return Ok(self.refresh().await?.is_some());
         }
-        Ok(self.refresh().await?.is_some())
+        let mut noted = self.noted.lock().await;
+        let is_due = self.lock().rebuilt.is_none_or(|at| at.elapsed() >= REREAD);
+        if is_due {
+            self.rebuild_after(&mut noted).await?;
+        }
+        Ok(is_due)
     }
 
     /// Rebuilds the ledger if another replica has granted or released something.
