@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 80] = [
+const DROPS: [(&str, &str); 84] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -103,6 +103,19 @@ const DROPS: [(&str, &str); 80] = [
     ("nft insert rule inet f target iifname pod0 redirect", OTHER_TARGET),
     ("nft insert rule inet f target udp dport 4879 dnat ip to 10.200.1.5", "VXLAN) another dest"),
     ("iptables-nft -t nat -I PREROUTING -d 10.201.0.0/16 -j DNAT --to 192.0.2.9", OTHER_TARGET),
+    ("iptables-legacy -t nat -I PREROUTING -d 10.201.0.0/16 -j DNAT --to 192.0.2.9", OTHER_TARGET),
+    (
+        "iptables-legacy -t nat -I PREROUTING -d 10.200.0.0/14 -j NETMAP --to 10.60.0.0/14",
+        OTHER_TARGET,
+    ),
+    (
+        "iptables-legacy -t nat -I PREROUTING -p udp --dport 4879 -j DNAT --to 10.200.1.5",
+        "VXLAN) another dest",
+    ),
+    (
+        "nft add rule inet f part ip daddr 10.201.4.0/22 iifname pod0 drop",
+        "the peers' prefix 10.201.0.0/16",
+    ),
     ("nft add table inet dormant", "the peers' prefix 10.201.0.0/16"),
 ];
 const OF_PODS: &str = "packets between pods of 10.200.1.0/24 and peers";
@@ -183,6 +196,11 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     nft add rule inet f target ip daddr 10.9.0.1 dnat ip to 10.200.1.9
     nft add rule inet f target ip daddr @none dnat ip to 10.200.1.9
     iptables-nft -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15001
+    iptables-legacy -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15001
+    iptables-legacy -t nat -N DOCKER
+    iptables-legacy -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+    iptables-legacy -t nat -A DOCKER ! -i docker0 -p tcp --dport 80 -j DNAT --to 172.17.0.2
+    iptables-legacy -t nat -A POSTROUTING -s 10.200.0.0/16 -j MASQUERADE
     nft 'add table inet dormant { flags dormant; }; add chain inet dormant c { type filter hook forward priority 0; }'
     nft 'add chain inet f after { type filter hook forward priority 9; }'
     nft add rule inet f after ip daddr 10.201.0.0/16 accept
@@ -208,6 +226,9 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
                 add element inet f bad { 10.200.0.0/16, 192.0.2.128-192.0.2.200 }; \
                 add set inet f few { type ipv4_addr; }; add element inet f few { 10.200.1.9 }; \
                 add chain inet f rest; add rule inet f rest ip daddr 10.200.0.0/14 drop; ";
+    let part = "add chain inet f part { type filter hook forward priority 8; }; add chain inet f some; \
+                add rule inet f some ip saddr 10.200.1.9 return; \
+                add rule inet f some ip daddr 10.201.0.0/16 accept; add rule inet f part jump some; ";
     let nat = "add chain inet f exempt; \
                add chain inet f target { type nat hook prerouting priority dstnat; }; \
                add chain inet f nat { type nat hook postrouting priority 90; }; ";
@@ -217,6 +238,7 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
         + &chain("pre", "prerouting priority -150")
         + &chain("post", "postrouting priority 0")
         + sets
+        + part
         + nat;
     let world = guarded(&format!("nft 'add table inet f; {chains}'\n{NO_DROPS}"), &[]);
     assert_eq!(world.problems(), [""; 0]);
@@ -230,8 +252,9 @@ fn drop_of_a_peers_packets_is_named_with_its_rule() {
             remedy.is_some()
         });
         let remedy = remedy.unwrap_or_default();
-        let is_certain =
-            !["PUT", " in ", "/22", " eth ", "udp dport"].iter().any(|part| command.contains(part));
+        let is_certain = !["PUT", " in ", "/22", " eth ", "udp dport", "--dport"]
+            .iter()
+            .any(|part| command.contains(part));
         eventually(&format!("`{command}` is a fault of its peers, if certain"), SOON, || {
             let found = world.status().unwrap().1.diversions;
             let removals: Vec<_> = found.iter().map(|diversion| &diversion.removal).collect();

@@ -190,12 +190,21 @@ impl<'a, E> Walk<'a, E> {
         // The kernel takes no loops; what is read while it changes may look like one.
         self.ends.insert(chain.to_owned(), End::Returns);
         self.chains.insert(chain.to_owned(), rules.clone());
-        let end = self.visit_rules(chain, &rules)?;
+        let mut certain = None;
+        let end = self.visit_rules(chain, &rules, &mut certain)?;
+        self.accepts.truncate(certain.unwrap_or(usize::MAX));
         self.ends.insert(chain.to_owned(), end);
         Ok(end)
     }
 
-    fn visit_rules(&mut self, chain: &str, rules: &[Rule]) -> Result<End, E> {
+    /// `certain` becomes the number of accepts that are met by all packets which return to the caller: others leave the
+    /// chain before the next one.
+    fn visit_rules(
+        &mut self,
+        chain: &str,
+        rules: &[Rule],
+        certain: &mut Option<usize>,
+    ) -> Result<End, E> {
         for (index, rule) in rules.iter().enumerate() {
             let at = DropPoint { chain: chain.to_owned(), index };
             let drops = rule.verdict == Verdict::Drop;
@@ -212,6 +221,9 @@ impl<'a, E> Walk<'a, E> {
                 let mut rule = rule.clone();
                 rule.interfaces.extend(self.dispatched.iter().cloned());
                 self.drops.push((chain.to_owned(), rule));
+            }
+            if matches!(rule.verdict, Verdict::Return | Verdict::Goto(_) | Verdict::Other) {
+                certain.get_or_insert(self.accepts.len());
             }
             match (self.condition(rule), &rule.verdict) {
                 (Condition::Always, Verdict::Drop) => {

@@ -42,7 +42,7 @@ const TABLES: [(&str, Tracked, BaseChains); 3] = [
 ];
 type BaseChains = &'static [(&'static str, Hook)];
 const FILTER: &str = "filter";
-const VERSIONS: [(&str, &str); 2] =
+pub(super) const VERSIONS: [(&str, &str); 2] =
     [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")];
 /// Bound for the wait for the lock that programs hold while they change tables, in seconds.
 const LOCK_WAIT_S: &str = "2";
@@ -52,7 +52,7 @@ const UDP: u8 = 17;
 const RESOURCE_PROBLEM: i32 = 4;
 
 #[derive(Debug, thiserror::Error)]
-enum IptablesError {
+pub(super) enum IptablesError {
     #[error(
         "{0}: the filter table is in use and this program is not installed, so nobody knows \
          whether it drops packets of the overlay"
@@ -162,15 +162,15 @@ fn ensure_version(
 type Wanted = BTreeMap<DropPoint, BTreeSet<Accept>>;
 
 /// A table, as `iptables -S` prints it.
-struct Table<'a> {
+pub(super) struct Table<'a> {
     program: &'a str,
     name: &'a str,
-    chains: BTreeMap<String, Vec<Rule>>,
+    pub(super) chains: BTreeMap<String, Vec<Rule>>,
     dropping: BTreeSet<String>,
 }
 
 impl<'a> Table<'a> {
-    fn parse((program, name): (&'a str, &'a str), tracked: Tracked, text: &str) -> Self {
+    pub(super) fn parse((program, name): (&'a str, &'a str), tracked: Tracked, text: &str) -> Self {
         let (chains, dropping) = Default::default();
         let mut table = Self { program, name, chains, dropping };
         let lines: Vec<Vec<String>> = text.lines().map(words).collect();
@@ -259,11 +259,11 @@ impl<'a> Table<'a> {
         });
     }
 
-    fn family(&self) -> ChainFamily {
+    pub(super) fn family(&self) -> ChainFamily {
         if self.program.starts_with("ip6") { ChainFamily::Ip6 } else { ChainFamily::Ip }
     }
 
-    fn title(&self, chain: &str) -> String {
+    pub(super) fn title(&self, chain: &str) -> String {
         let Self { program, name, .. } = self;
         match *name {
             FILTER => format!("{program}'s chain {chain}"),
@@ -272,7 +272,7 @@ impl<'a> Table<'a> {
     }
 
     /// Command that removes a rule.
-    fn removal_of(&self, rule: &Rule) -> String {
+    pub(super) fn removal_of(&self, rule: &Rule) -> String {
         self.command(&rule.id.replacen("-A", "-D", 1))
     }
 
@@ -434,6 +434,7 @@ fn state(name: &str) -> u32 {
 fn verdict(target: &str, options: &[String], is_chain: bool) -> Verdict {
     match target {
         "NOTRACK" => Verdict::Untrack,
+        "DNAT" | "REDIRECT" | "NETMAP" | "SNAT" | "MASQUERADE" => Verdict::Translate,
         "CT" if options.first().is_some_and(|option| option == "--notrack") => Verdict::Untrack,
         "ACCEPT" => Verdict::Accept,
         "DROP" | "REJECT" => Verdict::Drop,
@@ -465,7 +466,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Runs one of iptables' programs; returns what it prints.
-fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, IptablesError> {
+pub(super) fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, IptablesError> {
     let child = Command::new(program)
         .args(["-w", LOCK_WAIT_S])
         .args(arguments)
