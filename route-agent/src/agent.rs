@@ -234,6 +234,7 @@ impl Agent {
     /// Returns the settings to look at again when they change.
     async fn reconcile(&mut self) -> Vec<Sysctl> {
         let Some(mut config) = self.desired.config().cloned() else { return Vec::new() };
+        self.paths.follow_published(&self.probes, &config.spec);
         self.paths.follow_take_overs(&mut config.spec);
         self.presence.set(self.desired.is_member());
         let parsed = ParsedConfig::parse(&config);

@@ -1,6 +1,6 @@
 //! Consequences of what probes of gateways have shown: which replica is active, which peers are lost.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{ActiveReplica, NodeConfigSpec};
 
@@ -9,6 +9,8 @@ use crate::overlay_probe::{OverlayProbes, TakeOvers};
 #[derive(Default)]
 pub(crate) struct GatewayPaths {
     take_overs: TakeOvers,
+    /// The last take-over that is published of each gateway, by its MAC address.
+    published: BTreeMap<String, u64>,
     /// Peers whose prefixes are refused as their gateways do not answer this node.
     lost: BTreeSet<String>,
 }
@@ -26,10 +28,27 @@ impl GatewayPaths {
         for peer in lost.difference(&self.lost) {
             tracing::warn!(peer, "new connections are refused until the peer's gateway answers");
         }
-        let new = Self { take_overs: probes.take_overs(), lost };
-        let is_changed = new.take_overs != self.take_overs || new.lost != self.lost;
-        *self = new;
+        let take_overs = probes.take_overs();
+        let is_changed = take_overs != self.take_overs || lost != self.lost;
+        (self.take_overs, self.lost) = (take_overs, lost);
         is_changed
+    }
+
+    /// Forgets the take-overs of gateways that count anew: their configs were deleted, and made again.
+    pub(crate) fn follow_published(&mut self, probes: &OverlayProbes, config: &NodeConfigSpec) {
+        let gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+        let published = gateways.filter_map(|gateway| Some((gateway.mac.clone()?, gateway.epoch)));
+        let before = std::mem::take(&mut self.published);
+        for (mac, epoch) in published {
+            let last = before.get(&mac).copied();
+            if epoch.is_some_and(|epoch| last > Some(epoch)) {
+                self.take_overs.remove(&mac);
+                probes.forget_take_overs(&mac);
+            }
+            if let Some(epoch) = epoch.or(last) {
+                self.published.insert(mac, epoch);
+            }
+        }
     }
 
     /// Has packets go to the replicas that have taken over since the config was written, which an API server that

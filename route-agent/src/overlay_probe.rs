@@ -59,6 +59,7 @@ pub(crate) struct OverlayProbes {
     targets: watch::Sender<Option<Vec<Target>>>,
     faulty: watch::Receiver<FaultyPaths>,
     lost: watch::Receiver<BTreeSet<String>>,
+    notices: watch::Sender<TakeOvers>,
     take_overs: watch::Receiver<TakeOvers>,
     task: JoinHandle<()>,
 }
@@ -73,9 +74,10 @@ impl OverlayProbes {
         // Room for all that follow.
         let seed = RandomState::new().hash_one(&node) >> 1;
         let prober = Prober::new(seed);
+        let sender = notices.clone();
         let task = Task { node, prober, reports, losses, notices, ..Task::default() };
         let task = tokio::spawn(task.run(wanted, config));
-        Self { targets, faulty, lost, take_overs, task }
+        Self { targets, faulty, lost, notices: sender, take_overs, task }
     }
 
     /// Probes the gateways of this config from now on, from a node with these addresses. Their routes have to be
@@ -120,6 +122,11 @@ impl OverlayProbes {
     /// The last take-over of each gateway that this node was notified of.
     pub(crate) fn take_overs(&self) -> TakeOvers {
         self.take_overs.borrow().clone()
+    }
+
+    /// Takes the next notice of this gateway, whatever its epoch.
+    pub(crate) fn forget_take_overs(&self, mac: &str) {
+        self.notices.send_if_modified(|take_overs| take_overs.remove(mac).is_some());
     }
 
     /// Peers whose gateways have not answered for [`LOST`].

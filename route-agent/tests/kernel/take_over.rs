@@ -76,6 +76,26 @@ fn later_take_over_of_a_replica_moves_vxlan() {
     assert_eq!(destination(&world), "192.0.2.9");
 }
 
+/// The config of the gateway was deleted, and with it how often its tunnel had been taken over.
+#[test]
+fn take_overs_that_count_anew_are_followed() {
+    let mut world = World::new();
+    world.configure(with_replicas(3));
+    world.start(&[]);
+    world.settle();
+    let (gateway, from) = probed(&world);
+    gateway.send_to(&notice([192, 0, 2, 9], 10), from).unwrap();
+    eventually("it goes to the successor", A_WHILE, || destination(&world) == "192.0.2.9");
+    let mut unknown = with_replicas(10);
+    unknown.peerings[0].gateway.as_mut().unwrap().epoch = None;
+    for config in [with_replicas(10), unknown, with_replicas(1)] {
+        world.reconfigure(config);
+    }
+    assert_eq!(destination(&world), "192.0.2.7");
+    gateway.send_to(&notice([192, 0, 2, 9], 2), from).unwrap();
+    eventually("it goes to the successor again", A_WHILE, || destination(&world) == "192.0.2.9");
+}
+
 /// Conntrack takes its packet for an answer to the node's own probe.
 #[test]
 fn notice_of_a_pod_is_ignored() {
