@@ -146,16 +146,17 @@ impl OverlayProbes {
 }
 
 /// Family of the probes, true for IPv4. A packet of the node itself has the node's external address at gateways, and
-/// needs an address of the same family to leave, of whatever device.
+/// needs an address of the same family to leave: one that other nodes reach it at, or else of whatever device.
 fn family(config: &NodeConfigSpec, own: &[Address]) -> Option<bool> {
-    let has_external = |v4| config.external.iter().any(|address| address.is_ipv4() == v4);
-    let is_source = |address: &IpAddr| match address {
-        IpAddr::V4(ip) => !ip.is_loopback(),
+    let has_external = |v4: &bool| config.external.iter().any(|of| of.is_ipv4() == *v4);
+    let is_source = |address: &&IpAddr| match address {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
         IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
     };
-    let own = || config.underlay.iter().chain(own.iter().map(|of| &of.address));
-    let has_source = |v4| own().any(|address| address.is_ipv4() == v4 && is_source(address));
-    [true, false].into_iter().find(|v4| has_external(*v4) && has_source(*v4))
+    let sources = own.iter().map(|of| &of.address).filter(is_source);
+    let others = sources.map(IpAddr::is_ipv4).collect::<BTreeSet<_>>();
+    let of_underlay = config.underlay.iter().map(IpAddr::is_ipv4);
+    of_underlay.chain(others.into_iter().rev()).find(has_external)
 }
 
 /// The gateways that answer probes, at their addresses of one family.
@@ -477,6 +478,14 @@ mod tests {
             len: 24,
         };
         assert_eq!(family(&config, &[address("fd00::1"), address("127.0.0.1")]), None);
-        assert_eq!(family(&config, &[address("10.200.1.1")]), Some(true));
+        assert_eq!(
+            family(&config, &[address("169.254.7.1")]),
+            None,
+            "it leaves by one device only"
+        );
+        let pods = [address("10.200.1.1")];
+        assert_eq!(family(&config, &pods), Some(true));
+        config.external.push("fd00:70::5".parse().unwrap());
+        assert_eq!(family(&config, &pods), Some(false), "others reach the node by IPv6");
     }
 }
