@@ -23,7 +23,7 @@ use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
 use fabric_core::{Allocation, IpamRequest, Published, compile, faults_of_gateways, unreadable};
 use fabric_index::placement::{Placements, Plan};
-use fabric_index::{Grant, Index, LaggingNodes, Settings};
+use fabric_index::{Grant, Holders, Index, LaggingNodes, Settings};
 use fabric_kube_client::findings::Reader;
 use gateway_workloads::Exchange;
 
@@ -438,6 +438,7 @@ impl Controller {
     async fn take_all(&mut self, granted: Vec<(IpamRequest, Grant)>) -> bool {
         let store = self.store.clone();
         let (mut writes, mut has_forgotten) = (Vec::new(), false);
+        let holders = Holders::of(&self.index);
         for (ipam_request, grant) in granted {
             let object = self.index.get(&ipam_request.object);
             let Some(mut object) = object.filter(|o| o.uid() == ipam_request.uid).cloned() else {
@@ -446,8 +447,8 @@ impl Controller {
             };
             let is_fixed =
                 matches!(ipam_request.allocation, Allocation::Network { immutable: true, .. });
-            let holder = self.index.other_holder(&ipam_request.object, grant);
-            if let Some(holder) = holder.filter(|_| !is_fixed) {
+            let holder = holders.other(&object, grant).filter(|_| !is_fixed);
+            if let Some(holder) = holder {
                 let object = &ipam_request.object;
                 tracing::warn!(%object, ?grant, %holder, "ipam has granted what another has; asking again");
                 has_forgotten = true;

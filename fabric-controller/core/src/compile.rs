@@ -165,7 +165,7 @@ fn for_nodes(index: &Index, model: &Model<'_>, desired: &Desired) -> Desired {
     if !cluster.is_ready() {
         of_nodes.keep_all(index.of_kind(Kind::FabricRecord));
         of_nodes.keep_all(refused::held(index));
-        of_nodes.keep_all(refused::granted_before(index, cluster));
+        of_nodes.keep_all(refused::of_peerings(index));
         let configs = index.of_kind(Kind::NodeConfig);
         of_nodes.keep_all(configs.filter(|(config, _)| cluster.node(&config.name).is_some()));
         return of_nodes;
@@ -175,7 +175,9 @@ fn for_nodes(index: &Index, model: &Model<'_>, desired: &Desired) -> Desired {
     let carried = refused::carried(peerings, &records);
     let refused = refused::refused(index, cluster, &carried);
     let of_cluster = records::of_cluster(cluster, mappings, refused::entries(&refused));
-    of_nodes += refused::networks(index, &refused);
+    let mut held = refused::left(index, peerings, &records);
+    held.extend(refused);
+    of_nodes += refused::networks(index, &held);
     of_nodes += records::objects(&of_cluster, &records);
     of_nodes += node_config::configs(index, cluster, &of_cluster, &records);
     of_nodes

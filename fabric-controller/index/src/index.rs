@@ -351,15 +351,11 @@ impl Index {
         })
     }
 
-    /// Another object that has what was granted, or a part of it.
-    pub fn other_holder(&self, object: &ObjectRef, grant: Grant) -> Option<&ObjectRef> {
-        let is_same = |other: &Object| match (grant, Grant::of(other)) {
-            (Grant::Network(cidr), Some(Grant::Network(other))) => cidr.overlaps(&other),
-            (Grant::Address { ip, .. }, Some(Grant::Address { ip: other, .. })) => ip == other,
-            (Grant::Network(_) | Grant::Address { .. }, _) => false,
-        };
-        let mut others = self.of_kind(object.kind).filter(|(other, _)| *other != object);
-        others.find(|(_, other)| is_same(other)).map(|(holder, _)| holder)
+    /// Prefixes of peers in the newest records of which all are known, with their peers.
+    pub(crate) fn recorded_prefixes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.recorded.iter().flat_map(|(peer, (prefixes, _))| {
+            prefixes.iter().map(move |prefix| (peer.as_str(), prefix.as_str()))
+        })
     }
 
     pub fn file_problems(&self) -> &[Problem] {

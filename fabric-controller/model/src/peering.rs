@@ -32,6 +32,8 @@ pub struct Remote {
     /// The Network that requests its counterpart here.
     pub network: ObjectRef,
     pub granted: Option<Cidr>,
+    /// That Network is about the peer that the Configuration was about before. Its prefix leads there.
+    pub is_of_other: bool,
 }
 
 impl Peering<'_> {
@@ -139,14 +141,9 @@ fn remote(
     let network = network_of(of, kind, &cidr);
     let fits = |granted: &Cidr| granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
     let granted = index.network_grant(&network).filter(fits);
-    let granted = granted.filter(|_| !is_of_other_peer(index, &network, peer));
-    Remote { kind, cidr, network, granted }
-}
-
-/// True for the Network of a Configuration that was about another peer before. Its prefix leads there.
-pub fn is_of_other_peer(index: &Index, network: &ObjectRef, peer: &ClusterId) -> bool {
-    let label = index.get(network).and_then(|object| object.label(labels::REMOTE_CLUSTER_ID));
-    label.is_some_and(|label| label != peer.as_str())
+    let label = index.get(&network).and_then(|object| object.label(labels::REMOTE_CLUSTER_ID));
+    let is_of_other = label.is_some_and(|label| label != peer.as_str());
+    Remote { kind, cidr, network, granted: granted.filter(|_| !is_of_other), is_of_other }
 }
 
 /// Selects one of several Configurations for one peer; the one in use stays in use.
@@ -161,12 +158,15 @@ fn one_configuration_for_a_peer(
             by_peer.entry(id).or_default().push(i);
         }
     }
-    let is_used = |configuration: &ObjectRef| {
+    let is_used = |configuration: &ObjectRef, peer: &ClusterId| {
         let mut networks = index.of_kind(Kind::Network);
-        networks.any(|(_, object)| owner::of(object).as_ref() == Some(configuration))
+        networks.any(|(_, object)| {
+            owner::of(object).as_ref() == Some(configuration)
+                && object.label(labels::REMOTE_CLUSTER_ID) == Some(peer.as_str())
+        })
     };
-    for rivals in by_peer.into_values().filter(|rivals| rivals.len() > 1) {
-        let used = rivals.iter().find(|i| is_used(&peerings[**i].reference));
+    for (peer, rivals) in by_peer.into_iter().filter(|(_, rivals)| rivals.len() > 1) {
+        let used = rivals.iter().find(|i| is_used(&peerings[**i].reference, &peer));
         let used = used.copied().unwrap_or(rivals[0]);
         let names: Vec<_> = rivals.iter().map(|i| peerings[*i].reference.to_string()).collect();
         let message = format!(

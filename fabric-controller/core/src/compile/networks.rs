@@ -4,7 +4,6 @@ use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::{Cidr, labels};
 use fabric_index::{Index, owner};
 use fabric_model::cluster::{address_network, network_type};
-use fabric_model::peering::{Remote, is_of_other_peer};
 use fabric_model::{Cluster, Peering};
 use fabric_objects::{Kind, Object, ObjectRef};
 
@@ -63,10 +62,7 @@ pub(super) fn stand_in_of(index: &Index, network: &Object) -> Option<ObjectRef> 
 pub(super) fn of_peerings(index: &Index, peerings: &[Peering<'_>]) -> Desired {
     let mut desired = Desired::default();
     for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
-        let is_of_other = |remote: &&Remote| {
-            peering.id.iter().any(|id| is_of_other_peer(index, &remote.network, id))
-        };
-        for remote in peering.remotes.iter().filter(|remote| !is_of_other(remote)) {
+        for remote in peering.remotes.iter().filter(|remote| !remote.is_of_other) {
             let spec = NetworkSpec { cidr: remote.cidr.to_string(), pre_allocated: None };
             let mut network = Network::new(&remote.network.name, spec);
             network.metadata.namespace = Some(peering.namespace().to_owned());

@@ -9,7 +9,7 @@ use fabric_api::{Cidr, labels};
 use fabric_index::owner::keeps_refused_prefix;
 use fabric_index::{Index, owner};
 use fabric_model::names::{dashed, of_node};
-use fabric_model::peering::is_of_other_peer;
+use fabric_model::peering::Remote;
 use fabric_model::{Cluster, Peering};
 use fabric_objects::{Kind, Object, ObjectRef};
 
@@ -54,7 +54,26 @@ pub(super) fn entries(refused: &Refused) -> Vec<RefusedPrefix> {
     refused.iter().map(entry).collect()
 }
 
-/// Networks that keep refused prefixes from all others, over restarts, too.
+/// Prefixes in the record of a peer that waits, which the Network of a Configuration has, or had, that is about
+/// another peer now.
+pub(super) fn left(index: &Index, peerings: &[Peering<'_>], records: &PeeringRecords) -> Refused {
+    let remotes = peerings.iter().flat_map(|peering| &peering.remotes);
+    let of_others = remotes.filter(|remote| remote.is_of_other);
+    let mut left: BTreeSet<Cidr> =
+        of_others.filter_map(|remote| index.network_grant(&remote.network)).collect();
+    left.extend(held(index).filter_map(|(_, object)| {
+        let network: &Network = object.try_into().ok()?;
+        network.spec.cidr.parse::<Cidr>().ok()
+    }));
+    let granted: BTreeSet<Cidr> = peerings.iter().flat_map(Peering::prefixes).collect();
+    let recorded = records.iter().flat_map(|(peer, record)| {
+        let prefixes = record.prefixes.iter().filter_map(|prefix| prefix.parse().ok());
+        prefixes.map(|prefix: Cidr| (prefix, peer.clone()))
+    });
+    recorded.filter(|(prefix, _)| left.contains(prefix) && !granted.contains(prefix)).collect()
+}
+
+/// Networks that keep prefixes from all but the peers that they stand for, over restarts, too.
 pub(super) fn networks(index: &Index, refused: &Refused) -> Desired {
     let mut desired = Desired::default();
     let map = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
@@ -136,23 +155,32 @@ fn published_before(index: &Index, cluster: &Cluster) -> Refused {
     all
 }
 
-/// Networks of peerings, if nothing published is left: a host that restarts loses that, and peerings may have ended
-/// or changed meanwhile.
-pub(super) fn granted_before<'a>(
+/// Networks of peerings, whether these are still there or not. They stay while too little is known of the cluster
+/// to refuse their prefixes.
+pub(super) fn of_peerings(index: &Index) -> impl Iterator<Item = (&ObjectRef, &Object)> {
+    let of_peering =
+        |object: &Object| owner::of(object).is_some_and(|of| of.kind == Kind::Configuration);
+    index.of_kind(Kind::Network).filter(move |(_, object)| of_peering(object))
+}
+
+/// The same, if nothing published is left: a host that restarts loses that, and peerings may have ended or changed
+/// meanwhile.
+fn granted_before<'a>(
     index: &'a Index,
     cluster: &Cluster,
 ) -> impl Iterator<Item = (&'a ObjectRef, &'a Object)> {
     let mut configs = cluster.nodes.iter().filter_map(|node| config_of(index, &node.name));
     let is_lost = index.of_kind(Kind::FabricRecord).next().is_none()
         && configs.all(|config| config.spec.peerings.is_empty());
-    let of_peering =
-        |object: &Object| owner::of(object).is_some_and(|of| of.kind == Kind::Configuration);
-    index.of_kind(Kind::Network).filter(move |(_, object)| is_lost && of_peering(object))
+    of_peerings(index).filter(move |_| is_lost)
 }
 
 /// Returns whether every agent that runs reports a prefix as quiet. Those that report nothing
-/// of the kind are older ones; lagging nodes are not waited for.
+/// of the kind are older ones; lagging nodes are not waited for. Of a cluster without Nodes nothing is known.
 fn is_quiet(index: &Index, cluster: &Cluster, prefix: &Cidr) -> bool {
+    if cluster.nodes.is_empty() {
+        return false;
+    }
     let mut live = cluster.nodes.iter().filter(|node| !index.lagging_nodes.contains(&node.name));
     let prefix = prefix.to_string();
     live.all(|node| {
@@ -200,11 +228,9 @@ fn is_left(index: &Index, network: &Object) -> bool {
 pub(super) fn returned(index: &Index, peerings: &[Peering<'_>]) -> BTreeMap<ObjectRef, Object> {
     let mut returned = BTreeMap::new();
     for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
-        for remote in peering.remotes.iter().filter(|remote| remote.granted.is_none()) {
+        let waiting = |remote: &&Remote| remote.granted.is_none() && !remote.is_of_other;
+        for remote in peering.remotes.iter().filter(waiting) {
             let Some(Object::Network(network)) = index.get(&remote.network) else { continue };
-            if peering.id.iter().any(|id| is_of_other_peer(index, &remote.network, id)) {
-                continue;
-            }
             let back = index.of_kind(Kind::Network).find_map(|(reference, object)| {
                 let same = object.label(labels::REMOTE_CLUSTER_ID) == Some(&peering.peer())
                     && object.label(labels::CIDR_TYPE) == Some(remote.kind.name())

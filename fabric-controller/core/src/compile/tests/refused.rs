@@ -2,6 +2,7 @@
 
 use fabric_api::fabric::{FabricRecord, NodeConfig};
 use fabric_api::labels;
+use fabric_index::owner;
 use fabric_objects::{Kind, Object, ObjectRef};
 
 use serde_json::json;
@@ -188,6 +189,85 @@ fn peer_in_the_place_of_another_gets_other_prefixes() {
     world.report();
     world.settle();
     assert_eq!((refused(&world).len(), world.held()), (0, held));
+}
+
+#[test]
+fn swapped_peers_have_their_prefixes_again_in_any_order() {
+    for order in [["rome", "paris"], ["paris", "rome"]] {
+        let mut world = busy();
+        peer_with(&mut world, "rome", 30742);
+        peer_with(&mut world, "paris", 30743);
+        let label = |world: &mut World, name: &str, peer: &str| {
+            let external = if name == "rome" { "10.70.0.0/16" } else { "10.71.0.0/16" };
+            let mut edited = configuration(name, json!(["10.200.0.0/16"]), json!([external]));
+            let labels = edited.metadata_mut().labels.get_or_insert_default();
+            labels.insert(labels::REMOTE_CLUSTER_ID.to_owned(), peer.to_owned());
+            world.apply(edited);
+        };
+        ["rome", "paris"].iter().for_each(|peer| label(&mut world, peer, peer));
+        world.settle();
+        let seen = ["rome", "paris"].map(|peer| prefixes(&world, peer));
+        label(&mut world, "rome", "paris");
+        label(&mut world, "paris", "rome");
+        world.settle();
+        for name in order {
+            label(&mut world, name, name);
+            world.settle();
+        }
+        assert_eq!(["rome", "paris"].map(|peer| prefixes(&world, peer)), seen, "{order:?}");
+    }
+}
+
+/// A folder of manifests may be away for a moment, in whole or in part.
+#[test]
+fn prefixes_outlast_a_moment_without_manifests() {
+    let everything = ["ConfigMap", "Node", "Configuration", "Network"];
+    let parts: [&[&str]; 5] = [
+        &everything,
+        &everything[..3],
+        &["Node", "Configuration"],
+        &["ConfigMap", "Configuration"],
+        &["Configuration"],
+    ];
+    for part in parts {
+        let mut world = busy();
+        // In this order another one would be granted the prefixes of the first.
+        peer_with(&mut world, "turin", 30742);
+        peer_with(&mut world, "rome", 30743);
+        let seen = ["rome", "turin"].map(|peer| prefixes(&world, peer));
+        assert!(seen.iter().all(|of| of.len() == 2), "{seen:?}");
+        let objects = part.iter().map(|kind| Kind::ALL.into_iter().find(|of| of.as_str() == *kind));
+        let objects = objects.flat_map(|kind| world.index.of_kind(kind.unwrap()));
+        let objects = objects.filter(|(_, object)| !owner::is_own(object));
+        let objects: Vec<Object> = objects.map(|(_, object)| object.clone()).collect();
+        for object in &objects {
+            world.delete(&object.reference());
+            world.settle();
+        }
+        for object in objects {
+            world.apply(object);
+        }
+        world.settle();
+        world.settle();
+        assert_eq!(["rome", "turin"].map(|peer| prefixes(&world, peer)), seen, "without {part:?}");
+    }
+}
+
+#[test]
+fn refused_prefix_outlasts_a_moment_without_nodes() {
+    let mut world = busy();
+    peer_with(&mut world, "rome", 30742);
+    unpeer(&mut world, "rome");
+    let (before, held) = (refused(&world), world.held());
+    let nodes: Vec<Object> =
+        world.index.of_kind(Kind::Node).map(|(_, object)| object.clone()).collect();
+    for node in &nodes {
+        world.delete(&node.reference());
+    }
+    world.settle();
+    nodes.into_iter().for_each(|node| world.apply(node));
+    world.settle();
+    assert_eq!((refused(&world), world.held()), (before, held));
 }
 
 /// Until ipam has granted the new one, nodes have routes for the old one.
