@@ -494,7 +494,6 @@ impl Controller {
 
     /// Publishes what is wrong, with file and line where they are known.
     async fn publish_problems(&mut self, mut problems: Vec<Problem>) {
-        self.report_obstacles(&problems);
         if let Some(reason) = &self.unreachable {
             problems.push(Problem {
                 source: String::new(),
@@ -503,6 +502,7 @@ impl Controller {
                 message: format!("ipam cannot be reached, what is published stays: {reason}"),
             });
         }
+        self.report_obstacles(&problems);
         for problem in &mut problems {
             if let (true, Some(object)) = (problem.source.is_empty(), &problem.object) {
                 let field = problem.field.as_deref().unwrap_or_default();

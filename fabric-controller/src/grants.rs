@@ -10,6 +10,7 @@ use ipam_proto::ipam_client::IpamClient;
 use ipam_proto::{
     Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkReleaseRequest,
 };
+use tokio::time::timeout;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -19,6 +20,8 @@ use fabric_core::{Allocation, IpamRequest};
 use fabric_index::Grant;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for a request and for what comes before it, such as looking ipam's name up.
+const LONGEST: Duration = Duration::from_secs(6);
 /// Requests sent at a time: ipam notes together what it grants or releases at a time.
 const MAX_REQUESTS: usize = 64;
 
@@ -96,7 +99,7 @@ impl Ipam {
     async fn release_all(&self, releases: Vec<Grant>, round: &mut Round) {
         let answers = releases.into_iter().map(|grant| {
             let mut ipam = self.clone();
-            async move { (ipam.release(grant).await, grant) }
+            async move { (bounded(ipam.release(grant)).await, grant) }
         });
         let mut answers = stream::iter(answers).buffer_unordered(MAX_REQUESTS);
         while let Some((answer, grant)) = answers.next().await {
@@ -114,7 +117,7 @@ impl Ipam {
     async fn acquire_all(&self, requests: Vec<IpamRequest>, at_a_time: usize, round: &mut Round) {
         let answers = requests.into_iter().map(|request| {
             let mut ipam = self.clone();
-            async move { (ipam.acquire(&request.allocation).await, request) }
+            async move { (bounded(ipam.acquire(&request.allocation)).await, request) }
         });
         let mut answers = stream::iter(answers).buffered(at_a_time);
         while let Some((answer, request)) = answers.next().await {
@@ -157,6 +160,11 @@ impl Ipam {
             }
         }
     }
+}
+
+async fn bounded<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let late = "no answer, and no connection; does the cluster's DNS know its name?";
+    timeout(LONGEST, answer).await.unwrap_or_else(|_| Err(Status::deadline_exceeded(late)))
 }
 
 fn is_fixed(request: &IpamRequest) -> bool {

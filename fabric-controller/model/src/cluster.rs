@@ -60,6 +60,18 @@ impl Cluster {
             && self.internal.is_some()
     }
 
+    /// Description of what [`Self::is_ready`] waits for.
+    pub fn missing(&self) -> String {
+        let parts = [
+            ("ID", self.id.is_some()),
+            ("pod CIDR", !self.pods.is_empty()),
+            ("external CIDR", !self.external.is_empty()),
+            ("internal CIDR", self.internal.is_some()),
+        ];
+        let missing = parts.iter().filter(|(_, is_there)| !is_there).map(|(name, _)| *name);
+        format!("the cluster's own {}", missing.collect::<Vec<_>>().join(", "))
+    }
+
     pub fn external_of(&self, ipv4: bool) -> Option<&Granted> {
         self.external.iter().find(|granted| granted.cidr.is_ipv4() == ipv4)
     }

@@ -131,6 +131,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     snapshot.problems.sort();
     let mut observation = observe::observe(&snapshot, &found);
     observation.problems.extend(ungranted(&snapshot));
+    observation.problems.extend(without_pod_cidr(&snapshot));
     Ok(Some(observation))
 }
 
@@ -210,6 +211,21 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
         })
     });
     waits.collect()
+}
+
+/// A cluster whose Network of its pods was deleted: only the chart makes it.
+fn without_pod_cidr(snapshot: &Snapshot) -> Option<String> {
+    let kinds = snapshot.objects.values().filter_map(|object| {
+        <&Network>::try_from(object).ok()?;
+        object.label(labels::NETWORK_TYPE)
+    });
+    let kinds: Vec<_> = kinds.collect();
+    let is_missing = !kinds.is_empty() && !kinds.contains(&"pod-cidr");
+    is_missing.then(|| {
+        "found no Network with label ipam.liqo.io/network-type=pod-cidr; expected one for each prefix of this \
+         cluster's pods (`helm upgrade` of weft makes them)"
+            .to_owned()
+    })
 }
 
 /// Obstacles that the working controller has written into its Lease.

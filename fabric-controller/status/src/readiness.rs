@@ -47,8 +47,7 @@ impl Readiness {
             };
         }
         if !cluster.is_ready() {
-            let what = "the cluster's own pod, external and internal CIDR are not there yet";
-            return Self::Waiting(what.to_owned());
+            return Self::Waiting(cluster.missing());
         }
         let missing = peering.remotes.iter().filter(|remote| remote.granted.is_none());
         let reasons = missing.map(|remote| match index.denial(&remote.network) {
