@@ -88,6 +88,26 @@ fn other_rules_or_another_endpoint_keep_the_session() {
     assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None, "it answers");
 }
 
+/// As if the server had moved later than the client's config, and its packets still arrived by the old way.
+#[test]
+fn endpoint_without_answer_is_tried_again_beside_the_session() {
+    let mut pair = Pair::connected();
+    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
+    let config = Config { endpoint: Some(moved), ..pair.configs[0].clone() };
+    pair.engines[0].configure(config, pair.now);
+    pair.run(|_, sent| sent.to != moved);
+    assert!(pair.passes(1) && pair.passes(0), "by the old way");
+    let began = pair.now;
+    pair.addresses[1] = moved;
+    while pair.engines[0].peer_state().unproven_endpoint.is_some() {
+        pair.now += Duration::from_secs(1);
+        assert!(pair.now <= began + Duration::from_secs(11));
+        pair.run(|_, _| true);
+    }
+    assert_eq!(pair.engines[0].peer_state().endpoint, Some(moved));
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
 /// As after a restart of the client, whose endpoint was edited: the server still knows where it is.
 #[test]
 fn endpoint_is_unproven_while_only_the_peer_initiates() {

@@ -30,6 +30,9 @@ const CALL_BACK: Duration = Duration::from_millis(500);
 /// than 100 KB.
 const MAX_WAITING: usize = 64;
 
+/// Between two handshakes at a configured endpoint that has never answered, while the session goes on elsewhere.
+const UNPROVEN_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The other end of the tunnel, through all its keys.
 ///
 /// New keys at one end are of no use before the other end has them, too. Until then, and for
@@ -44,6 +47,8 @@ pub(crate) struct Peer {
     configured: Option<SocketAddr>,
     /// The same, as long as no packet has come from it.
     unproven: Option<SocketAddr>,
+    /// Time of the next handshake there while the session goes on elsewhere.
+    unproven_due: Instant,
     initiate: bool,
     is_retired: bool,
     strays: Strays,
@@ -80,6 +85,7 @@ impl Peer {
             stamper,
             configured: None,
             unproven: None,
+            unproven_due: now,
             initiate: false,
             is_retired: false,
             strays: Strays::default(),
@@ -116,7 +122,9 @@ impl Peer {
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
             (session.path, session.is_endpoint_authentic) = (moved.map(UdpPath::from), false);
         }
-        self.unproven = moved.or(self.unproven);
+        if moved.is_some() {
+            (self.unproven, self.unproven_due) = (moved, now + UNPROVEN_INTERVAL);
+        }
         let has_reason = is_new || moved.is_some() || begins && !self.has_session();
         let rotates = is_new && self.sessions.len() > 1;
         if has_reason && self.initiate || rotates {
@@ -203,7 +211,15 @@ impl Peer {
         let sessions = self.sessions.iter().filter_map(Session::deadline);
         let ends = self.sessions.iter().filter_map(end_of);
         let due = self.strays.deadline().into_iter().chain(self.keepalive_due());
-        sessions.chain(ends).chain(due).min()
+        let unproven = self.unproven_elsewhere().map(|_| self.unproven_due);
+        sessions.chain(ends).chain(due).chain(unproven).min()
+    }
+
+    /// The configured endpoint that nothing would ever be sent to: the peer's packets keep the session elsewhere.
+    fn unproven_elsewhere(&self) -> Option<SocketAddr> {
+        let path =
+            self.path().filter(|_| self.initiate && !self.is_retired && self.has_session())?;
+        self.unproven.filter(|at| !path.leads_to(*at))
     }
 
     /// Writes a data message with `packet`, padded to `size` bytes, into `dst`, which has room for that
@@ -377,6 +393,13 @@ impl Peer {
             let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
             self.attempts += 1;
             return Some((to, put(&initiation, dst)));
+        }
+        if let Some(to) = self.unproven_elsewhere().filter(|_| now >= self.unproven_due) {
+            self.unproven_due = now + UNPROVEN_INTERVAL;
+            let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
+            let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
+            self.attempts += 1;
+            return Some((to.into(), put(&initiation, dst)));
         }
         if self.keepalive_due().is_none_or(|due| now < due) {
             return None;
