@@ -104,6 +104,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (plane_tx, planes) = watch::channel(Plane::default());
     let (view_tx, views) = watch::channel(View::start());
     let (paths_tx, paths) = watch::channel(None);
+    let (unreported_tx, unreported) = watch::channel(None);
     let (standing_tx, mut standings) = watch::channel(Standing::default());
     let leaving = CancellationToken::new();
 
@@ -139,6 +140,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         inputs: inputs.clone(),
         planes: planes.clone(),
         standings: standings.clone(),
+        unreported,
     };
     tasks.spawn(overlay_probe::run(sources, paths_tx, stop.clone()));
     if let Some(listener) = http {
@@ -156,7 +158,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let standing = standings.clone();
     let handed = planes.clone();
     let sources = status::Sources { inputs, planes, views, lookups, paths, standings: standing };
-    tasks.spawn(status::run(report, sources, stop.clone()));
+    tasks.spawn(status::run(report, sources, unreported_tx, stop.clone()));
 
     let outcome = tokio::select! {
         () = signal.requested() => {

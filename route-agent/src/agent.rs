@@ -363,10 +363,10 @@ impl Agent {
         let reporter = self.rivals.reporter(Instant::now());
         let others = found.problems.iter().chain(&found.failures).cloned();
         let problems = self.problems.update(others.chain(self.rivals.problem(self.desired.node())));
-        let FaultyPaths { unreachable, lossy, cramped } = self.probes.faulty();
+        let FaultyPaths { unreachable, lossy, cramped, cut_off } = self.probes.faulty();
         let undone = self.undone.named(Instant::now());
         let packet_drops = [self.faults.packet_drops(), found.packet_drops()].concat();
-        let paths = unreachable.len() + lossy.len() + cramped.len();
+        let paths = unreachable.len() + lossy.len() + cramped.len() + cut_off.len();
         let faults = paths + usize::from(undone.is_some());
         self.vitals.set_problems(problems.len() + faults);
         config.status = Some(NodeConfigStatus {
@@ -377,6 +377,7 @@ impl Agent {
             unreachable_gateways: unreachable,
             lossy_gateways: lossy,
             cramped_gateways: cramped,
+            cut_off_gateways: cut_off,
             undone,
             refused: Some(self.refuser.report(&ParsedConfig::parse(&config).refused)),
             refuses_recorded: true,

@@ -14,8 +14,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{
-    ActiveReplica, CrampedGateway, LossyGateway, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe,
-    UnreachableGateway,
+    ActiveReplica, CrampedGateway, CutOffGateway, LossyGateway, NodeConfigSpec, OVERLAY_PROBE_PORT,
+    OverlayProbe, UnreachableGateway,
 };
 use fabric_api::overlay_v6;
 use fabric_runtime::until;
@@ -52,6 +52,7 @@ pub(crate) struct FaultyPaths {
     pub(crate) unreachable: Vec<UnreachableGateway>,
     pub(crate) lossy: Vec<LossyGateway>,
     pub(crate) cramped: Vec<CrampedGateway>,
+    pub(crate) cut_off: Vec<CutOffGateway>,
 }
 
 /// Probes of this node's gateways, until it is dropped.
@@ -248,7 +249,10 @@ impl Task {
                         message.nonce,
                         message.in_size.then_some(is_full),
                     );
-                    self.prober.handle_reply(from, message.nonce, Instant::now());
+                    let now = Instant::now();
+                    if self.prober.handle_reply(from, message.nonce, now) {
+                        self.prober.handle_cut_off(from, message.cut_off, now);
+                    }
                 }
             }
         }
@@ -335,10 +339,16 @@ impl Task {
             let since = known.map_or_else(|| wall(since), |known| known.since.clone());
             CrampedGateway { peer_cluster_id: target.peer.clone(), bytes: target.mtu, since }
         };
+        let cut_off = |(target, since): (&Target, Instant)| {
+            let known = before.cut_off.iter().find(|known| known.peer_cluster_id == target.peer);
+            let since = known.map_or_else(|| wall(since), |known| known.since.clone());
+            CutOffGateway { peer_cluster_id: target.peer.clone(), since }
+        };
         let faulty = FaultyPaths {
             unreachable: self.prober.unreachable().map(unreachable).collect(),
             lossy: self.prober.lossy().map(lossy).collect(),
             cramped: self.prober.cramped().map(cramped).collect(),
+            cut_off: self.prober.cut_off().map(cut_off).collect(),
         };
         if faulty != before {
             log_changes(&before, &faulty);
@@ -372,7 +382,10 @@ fn faults(paths: &FaultyPaths) -> BTreeMap<(&str, &'static str), &str> {
     let lossy = lossy.map(|of| ((&*of.peer_cluster_id, "does not answer all probes"), &*of.since));
     let cramped = paths.cramped.iter();
     let cramped = cramped.map(|of| ((&*of.peer_cluster_id, "answers no large probes"), &*of.since));
-    unreachable.chain(lossy).chain(cramped).collect()
+    let cut_off = paths.cut_off.iter();
+    let cut_off =
+        cut_off.map(|of| ((&*of.peer_cluster_id, "answers, but cannot report"), &*of.since));
+    unreachable.chain(lossy).chain(cramped).chain(cut_off).collect()
 }
 
 /// A port that another program has is left to that.

@@ -14,6 +14,7 @@ use weft_tests::{ClusterSpec, Kubernetes, Lab, Netns, Pod, View, scrape, wait_un
 
 use crate::inventory::Inventory;
 use crate::stage::{all_of, each, note, rome_and_milan_specs, step};
+use crate::status;
 
 /// Timeout of what takes seconds where nothing else runs: two clusters share two processors with other tests.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -222,6 +223,34 @@ impl Pair {
             Ok(cluster.pod(gateway.namespace, &pod_of(cluster, gateway)?)?.ns)
         });
         Ok(Course { views: self.views()?, gateways: gateways.collect::<Result<_>>()? })
+    }
+
+    /// Cuts rome's gateway off from the peer and from its API server.
+    pub(crate) fn gateway_cut_off_is_named(&self) -> Result<()> {
+        let (rome, pod) = (&self.clusters[0], &self.course()?.gateways[0]);
+        pod.nft(
+            "table inet fault {
+                chain in { type filter hook input priority 0; udp dport != 4879 drop; }
+                chain out {
+                    type filter hook output priority 0;
+                    tcp dport { 443, 6443 } drop;
+                    udp dport != 4879 drop;
+                }
+            }",
+        )?;
+        let began = Instant::now();
+        let named = wait_until("it is named", SOON, || {
+            let peering = &rome.status()?["peerings"][0];
+            let text = peering.to_string();
+            let is_named = text.contains("cannot report whether it is connected");
+            ensure!(is_named && peering["state"] != "Connected", "{text}");
+            Ok::<_, anyhow::Error>(())
+        });
+        note(&format!("named after {:.1} s", began.elapsed().as_secs_f64()));
+        pod.nft("delete table inet fault")?;
+        named?;
+        self.wait_connected(SOON)?;
+        wait_until("all is well", SOON, || status::is_well(rome))
     }
 
     /// Result of a stream each way while something happens.

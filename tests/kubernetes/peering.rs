@@ -91,6 +91,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     })?;
     step("weft status shows the peering", || pair.each(status::is_true).map(drop))?;
     step("weft status names faults", || truth::cheap_rows(pair, lab))?;
+    step("a gateway that cannot report is named", || pair.gateway_cut_off_is_named())?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
     step("a server has a new pod before the old one leaves", || client_follows_server(pair))?;

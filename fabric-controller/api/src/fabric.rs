@@ -25,8 +25,8 @@ pub use node_config::{
 };
 
 pub use overlay_probe::{
-    CrampedGateway, GatewayProbe, LossyGateway, OverlayProbe, PathFault, UnreachableGateway,
-    UnreachableNode,
+    CrampedGateway, CutOffGateway, GatewayProbe, LossyGateway, OverlayProbe, PathFault,
+    UnreachableGateway, UnreachableNode,
 };
 pub use record::{
     ClusterRecord, FabricRecord, FabricRecordSpec, PeeringGateway, PeeringRecord, common_family,

@@ -62,7 +62,7 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"faults\": [{\"reason\": \"NoAnswer\", \"message\": \"...\", \"remedy\": \"...\",
        \"since\": \"2026-01-31T12:00:00Z\"}],
      \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
-       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, NotStarted, NotForwarding,
+       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, GatewayCutOff, NotStarted, NotForwarding,
        PodCidrOverlap, PodCidrOutside, Diverted, Lossy, Cramped, Undone),
        \"since\": \"2026-01-31T12:00:00Z\", \"cause\": \"...\", \"remedy\": \"...\"}]},
      \"transit\": [{\"external\": \"10.70.0.3\", \"target\": \"10.68.1.2\"}]}],

@@ -77,8 +77,12 @@ impl NodePaths {
             add_drop(config, &mut unreachable);
             add_undone(config, gateway, &mut unreachable);
             // A fault that stops all packets explains more than one that stops some.
-            let faults =
-                [fault_of_pods(config, gateway), loss(config, gateway), cramp(config, gateway)];
+            let faults = [
+                fault_of_pods(config, gateway),
+                cut_off(config, gateway),
+                loss(config, gateway),
+                cramp(config, gateway),
+            ];
             if let Some(fault) = faults.into_iter().flatten().next() {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
             }
@@ -111,6 +115,15 @@ fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode>
     let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
     let share = format!("{} %", report.lost_percent);
     Some(reported(config, PathFault::Lossy, share, &report.since))
+}
+
+/// A gateway that tells the node that it cannot report.
+fn cut_off(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
+    let mut reports = config.status.iter().flat_map(|status| &status.cut_off_gateways);
+    let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
+    let node = config.metadata.name.clone().unwrap_or_default();
+    let (fault, since) = (PathFault::GatewayCutOff, report.since.clone());
+    Some(UnreachableNode { node, fault, detail: None, since })
 }
 
 /// A way between a node and the gateway that carries small packets only.
@@ -245,6 +258,9 @@ pub fn cause(node: &UnreachableNode) -> String {
             format!("{detail} of its probes over VXLAN or of the answers are lost")
         }
         PathFault::CutOff => "its route-agent cannot read its NodeConfig".to_owned(),
+        PathFault::GatewayCutOff => {
+            "the gateway cannot report whether it is connected: what is shown of that is old".to_owned()
+        }
         PathFault::NotStarted => "no route-agent of it has started, or none that can write its status: \
                                   its pods do not reach peers, and what they send there may leave in clear"
             .to_owned(),
@@ -314,6 +330,11 @@ pub fn remedy(of: &UnreachableNode) -> String {
             "mount or share the published directory on {node} again; in Kubernetes, see why {node} does \
              not reach the API server"
         ),
+        PathFault::GatewayCutOff => {
+            "see the gateway's log; in Kubernetes, let its pod reach the API server, and \
+                                     delete the pod if its log says Unauthorized"
+                .to_owned()
+        }
         PathFault::NotForwarding => {
             format!("run `sysctl -w {detail}=1` on {node}, and see what has set it to 0")
         }

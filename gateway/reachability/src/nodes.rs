@@ -194,6 +194,7 @@ impl Nodes {
             Some((
                 PathFault::OneWay
                 | PathFault::CutOff
+                | PathFault::GatewayCutOff
                 | PathFault::NotStarted
                 | PathFault::NotForwarding
                 | PathFault::PodCidrOverlap

@@ -28,6 +28,8 @@ use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use socket::Responder;
 
+/// Time after which nodes are told that a change of the connection could not be reported.
+const CUT_OFF: Duration = Duration::from_secs(1);
 /// Time until a socket that could not be opened is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Datagrams read before the time counts: a gateway that had to wait for a processor finds the
@@ -43,6 +45,8 @@ pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
     pub standings: watch::Receiver<Standing>,
+    /// Time since which the store lacks a change of the connection.
+    pub unreported: watch::Receiver<Option<tokio::time::Instant>>,
 }
 
 /// Keeps `paths` up to date until `stop`; there are none before probes are answered.
@@ -51,7 +55,8 @@ pub async fn run(
     paths: watch::Sender<Option<NodePaths>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut probing = Probing::default();
+    let unreported = Some(sources.unreported.clone());
+    let mut probing = Probing { unreported, ..Probing::default() };
     loop {
         let running = sources.planes.borrow_and_update().running.clone();
         let standing = sources.standings.borrow_and_update().clone();
@@ -90,6 +95,7 @@ struct Probing {
     look_at: Option<Instant>,
     /// Room for a datagram, which an idle gateway does not clear each time that it wakes.
     buffer: Vec<u8>,
+    unreported: Option<watch::Receiver<Option<tokio::time::Instant>>>,
 }
 
 /// The config in force, and the sockets for it.
@@ -102,7 +108,7 @@ impl Probing {
     fn follow(&mut self, running: Option<&Running>, earlier: Option<&Input>) {
         let Some(running) = running else {
             // Later there is nothing to be missed: another replica may have had the tunnel.
-            *self = Self::default();
+            *self = Self { unreported: self.unreported.take(), ..Self::default() };
             return;
         };
         let desired = &running.desired;
@@ -231,7 +237,9 @@ impl Probing {
         }
         self.nodes.handle_probe(&probe, Instant::now(), Timestamp::now());
         self.notices.forget(&probe.node);
-        let reply = OverlayProbe { reply: true, in_size: true, ..probe };
+        let unreported = self.unreported.as_ref().and_then(|unreported| *unreported.borrow());
+        let cut_off = unreported.is_some_and(|since| since.elapsed() >= CUT_OFF);
+        let reply = OverlayProbe { reply: true, in_size: true, cut_off, ..probe };
         responder.send(&reply.encode_in(datagram.len()), from);
     }
 

@@ -62,13 +62,16 @@ pub struct Report {
     pub name: ObjectRef,
 }
 
-/// Reports until `stop`; then reports that the connection is no longer there.
+/// Reports until `stop`; then reports that the connection is no longer there. `unreported` is the time since
+/// which the store lacks a change of that, or a fault.
 pub async fn run(
     report: Report,
     mut sources: Sources,
+    unreported: watch::Sender<Option<Instant>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut reporter = Reporter::new(report, sources.lookups.clone())?;
+    let mut known = None;
     let mut backoff = Backoff::new(RETRY, LONGEST_LOOK);
     loop {
         let (input, plane, view) = sources.take();
@@ -76,6 +79,10 @@ pub async fn run(
         reporter.follow(sources.standings.borrow_and_update().clone());
         let mut session = plane.running.as_ref().map(|running| running.lane.changes());
         session.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        let state = (view.is_connected(), reasons(&view));
+        let is_news = known.as_ref().is_some_and(|known| *known != state);
+        unreported
+            .send_modify(|since| *since = is_news.then(|| since.unwrap_or_else(Instant::now)));
         let reported = tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -83,6 +90,8 @@ pub async fn run(
         };
         let next = match reported {
             Ok(()) => {
+                known = Some(state);
+                unreported.send_replace(None);
                 backoff.reset();
                 LONGEST_LOOK
             }
@@ -106,6 +115,10 @@ pub async fn run(
     let input = sources.inputs.borrow().clone();
     reporter.follow(sources.standings.borrow().clone());
     reporter.report_end(&input).await
+}
+
+fn reasons(view: &View) -> Vec<Reason> {
+    view.faults.iter().map(|of| of.fault.reason).collect()
 }
 
 impl Sources {
@@ -441,13 +454,14 @@ mod tests {
     use std::fs;
 
     use fabric_store::StoreArgs;
+    use gateway_health::Fault;
     use tokio::time::timeout;
 
     use super::*;
     use crate::test_config::config;
 
     #[tokio::test]
-    async fn failed_report_is_soon_tried_again() {
+    async fn failed_report_is_soon_tried_again_and_known_until_then() {
         let dir = tempfile::tempdir().unwrap();
         let (run_dir, aside) = (dir.path().join("run"), dir.path().join("aside"));
         let store = Store::open(&StoreArgs::directories(None, run_dir.clone(), None)).unwrap();
@@ -471,21 +485,34 @@ mod tests {
             paths: senders.3.1.subscribe(),
             standings: senders.4.subscribe(),
         };
-        fs::rename(&run_dir, &aside).unwrap();
-        fs::write(&run_dir, "in the way").unwrap();
+        let (unreported, mut since) = watch::channel(None);
         let stop = CancellationToken::new();
         let report = Report { store: store.clone(), keep: None, name: name.clone() };
-        let reports = tokio::spawn(run(report, sources, stop.clone()));
-        sleep(RETRY / 2).await;
-        fs::remove_file(&run_dir).unwrap();
-        fs::rename(&aside, &run_dir).unwrap();
-        let is_written = async {
-            let stored = async || GatewayConfig::try_from(store.get(&name).await.unwrap().unwrap());
-            while stored().await.unwrap().status.is_none() {
+        let reports = tokio::spawn(run(report, sources, unreported, stop.clone()));
+        let is_written = async |faults: usize| {
+            let status = async || {
+                let stored = store.get(&name).await.unwrap().unwrap();
+                GatewayConfig::try_from(stored).unwrap().status
+            };
+            while status().await.is_none_or(|status| status.faults.len() != faults) {
                 sleep(RETRY / 10).await;
             }
         };
-        timeout(LONGEST_LOOK / 2, is_written).await.expect("tried again");
+        timeout(LONGEST_LOOK, is_written(0)).await.expect("there is a status");
+        fs::rename(&run_dir, &aside).unwrap();
+        fs::write(&run_dir, "in the way").unwrap();
+        let (reason, message, remedy) = (Reason::NoAnswer, String::new(), String::new());
+        let fault = Fault { reason, message, remedy };
+        let fault = TimedFault { fault, since: Timestamp::now() };
+        senders.2.send_modify(|view| view.faults.push(fault));
+        let known = timeout(LONGEST_LOOK, since.wait_for(Option::is_some)).await;
+        known.expect("the fault is unreported").unwrap();
+        sleep(RETRY / 2).await;
+        assert!(since.borrow().is_some());
+        fs::remove_file(&run_dir).unwrap();
+        fs::rename(&aside, &run_dir).unwrap();
+        timeout(LONGEST_LOOK / 2, is_written(1)).await.expect("tried again");
+        timeout(LONGEST_LOOK, since.wait_for(Option::is_none)).await.expect("reported").unwrap();
         stop.cancel();
         reports.await.unwrap().unwrap();
     }

@@ -89,6 +89,8 @@ struct Gateway {
     answers_in_size: bool,
     /// It has answered since this agent follows it.
     has_answered: bool,
+    /// Time since which its replies say that it cannot report.
+    cut_off: Option<Instant>,
 }
 
 /// Probes since the last reply.
@@ -212,6 +214,14 @@ impl Prober {
         true
     }
 
+    /// Takes note of whether a gateway can report, by its reply.
+    pub(super) fn handle_cut_off(&mut self, from: SocketAddr, cut_off: bool, now: Instant) {
+        let gateway = self.gateways.get_mut(&from.ip());
+        if let Some(gateway) = gateway.filter(|gateway| gateway.target.address == from) {
+            gateway.cut_off = cut_off.then(|| gateway.cut_off.unwrap_or(now));
+        }
+    }
+
     /// The gateway that answers probes at this address.
     pub(super) fn target(&self, address: SocketAddr) -> Option<&Target> {
         let target = &self.gateways.get(&address.ip())?.target;
@@ -266,6 +276,12 @@ impl Prober {
         answering.filter_map(|gateway| Some((&gateway.target, gateway.full_size.lost_since()?)))
     }
 
+    /// Gateways that answer, but cannot report.
+    pub(super) fn cut_off(&self) -> impl Iterator<Item = (&Target, Instant)> {
+        let answering = self.gateways.values().filter(|gateway| !gateway.is_unreachable());
+        answering.filter_map(|gateway| Some((&gateway.target, gateway.cut_off?)))
+    }
+
     /// Those of the unreachable ones that have answered before. Of any other, only its probes may be dropped.
     pub(super) fn lost(&self) -> impl Iterator<Item = (&Target, Instant)> {
         let has_answered = |target: &Target| {
@@ -289,6 +305,7 @@ impl Gateway {
             full_size: FullSize::default(),
             answers_in_size: false,
             has_answered: false,
+            cut_off: None,
         }
     }
 

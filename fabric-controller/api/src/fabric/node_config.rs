@@ -5,7 +5,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CrampedGateway, GatewayProbe, LossyGateway, RecordVersion, UnreachableGateway};
+use super::{
+    CrampedGateway, CutOffGateway, GatewayProbe, LossyGateway, RecordVersion, UnreachableGateway,
+};
 
 /// Default of [`NodeConfigSpec::refuse_seconds`]: five minutes.
 pub const REFUSE_SECONDS: u32 = 300;
@@ -210,6 +212,9 @@ pub struct NodeConfigStatus {
     /// Gateways that answer none but smaller probes than packets of their peers may be.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cramped_gateways: Vec<CrampedGateway>,
+    /// Gateways that answer, but cannot report whether they are connected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut_off_gateways: Vec<CutOffGateway>,
     /// A step that the agent has to take again and again, as another program keeps undoing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undone: Option<UndoneStep>,

@@ -41,7 +41,7 @@ pub struct OverlayProbe {
     /// No reply of this gateway has arrived for longer than a burst of probes takes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unanswered: bool,
-    /// The sender cannot read its NodeConfig any more.
+    /// The sender cannot read its NodeConfig any more; in a reply: it cannot report whether it is connected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut_off: bool,
     /// The replica that has the tunnel now.
@@ -100,6 +100,17 @@ pub struct UnreachableGateway {
     pub since: String,
 }
 
+/// A gateway that answers a node's probes, but cannot report whether it is connected.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CutOffGateway {
+    /// The other cluster of its peering.
+    pub peer_cluster_id: String,
+    /// When its first reply that says so arrived (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
 /// A gateway that answers some of a node's probes only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -139,6 +150,8 @@ pub enum PathFault {
     OneWay,
     /// The path works, but the node's route-agent cannot read its NodeConfig.
     CutOff,
+    /// The path works, but the gateway cannot report whether it is connected.
+    GatewayCutOff,
     /// No route-agent of the node has acknowledged a NodeConfig, and none sends probes.
     NotStarted,
     /// The node's kernel forwards no packets of a family that the peer has.

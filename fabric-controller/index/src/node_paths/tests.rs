@@ -1,5 +1,6 @@
 use fabric_api::fabric::{
-    CrampedGateway, ForwardingOff, LossyGateway, OverlappingPods, UndoneStep, UnreachableGateway,
+    CrampedGateway, CutOffGateway, ForwardingOff, LossyGateway, OverlappingPods, UndoneStep,
+    UnreachableGateway,
 };
 use serde_json::json;
 
@@ -78,6 +79,16 @@ fn lossy_path_is_named_unless_it_fails_altogether() {
         assert!(text.contains(links), "{text}");
     }
     first.spec.underlay.clear();
+    let (peer_cluster_id, since) = ("milan".to_owned(), "2026-01-31T12:00:00.000Z".to_owned());
+    first.status.get_or_insert_default().cut_off_gateways =
+        vec![CutOffGateway { peer_cluster_id, since }];
+    let paths = of(&first, &status);
+    assert_eq!((paths.reachable(), paths.nodes), (1, 2));
+    let text = describe(&paths.unreachable[0], "2026-01-31T12:00:09Z".parse().unwrap());
+    assert!(
+        text.starts_with("n1: the gateway cannot report") && text.contains(" for 9 s; "),
+        "{text}"
+    );
     status["unreachableNodes"] =
         json!([{"node": "n1", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]);
     assert_eq!(of(&first, &status).unreachable[0].fault, PathFault::OneWay);

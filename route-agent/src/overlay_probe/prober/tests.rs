@@ -249,6 +249,19 @@ fn replies_of_others_and_old_ones_do_not_count() {
 }
 
 #[test]
+fn gateway_that_cannot_report_is_known_until_it_can() {
+    let mut world = World::new(1);
+    let to = world.prober.poll(world.now).remove(0).to;
+    let since = world.now;
+    for cut_off in [true, true, false] {
+        world.prober.handle_cut_off(to, cut_off, world.now);
+        let known: Vec<_> = world.prober.cut_off().map(|(_, since)| since).collect();
+        assert_eq!(known, if cut_off { vec![since] } else { Vec::new() });
+        world.now += Duration::from_secs(1);
+    }
+}
+
+#[test]
 fn announced_time_of_the_next_probe_holds() {
     let mut world = World::new(20);
     let mut announced: BTreeMap<SocketAddr, Instant> = BTreeMap::new();
