@@ -40,6 +40,8 @@ const END: Duration = Duration::from_secs(1);
 const AWAY: Duration = Duration::from_secs(60);
 /// Between two changes of the source port while a gateway is unreachable.
 const REOPEN: Duration = Duration::from_secs(5);
+/// Longest time from the end of an outage that this node had a part in until gateways have reported.
+const OUTAGE_END: Duration = Duration::from_secs(6);
 /// Time without a reply after which a gateway is lost. A gateway that restarts is back before.
 const LOST: Duration = Duration::from_secs(3);
 
@@ -191,6 +193,8 @@ struct Task {
     opened: Option<Instant>,
     on_other_port: bool,
     cut_off: bool,
+    /// Time from which on gateways that cannot report are a fault of their own.
+    believes_at: Option<Instant>,
     /// Room for a datagram.
     buffer: Vec<u8>,
 }
@@ -211,7 +215,10 @@ impl Task {
                     self.prober.follow(&targets, Instant::now());
                 }
                 () = config.changed() => {
-                    self.cut_off = config.is_lost();
+                    let was_cut_off = std::mem::replace(&mut self.cut_off, config.is_lost());
+                    if was_cut_off && !self.cut_off {
+                        self.believes_at = Some(Instant::now() + OUTAGE_END);
+                    }
                     self.prober.hurry(Instant::now());
                 }
                 () = readable(self.v4.as_ref(), self.v6.as_ref()) => self.receive(),
@@ -251,7 +258,9 @@ impl Task {
                     );
                     let now = Instant::now();
                     if self.prober.handle_reply(from, message.nonce, now) {
-                        self.prober.handle_cut_off(from, message.cut_off, now);
+                        // Cut off with this node, it needs a moment more.
+                        let believes = !self.cut_off && self.believes_at.is_none_or(|at| now >= at);
+                        self.prober.handle_cut_off(from, message.cut_off && believes, now);
                     }
                 }
             }

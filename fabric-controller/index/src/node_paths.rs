@@ -331,8 +331,8 @@ pub fn remedy(of: &UnreachableNode) -> String {
              not reach the API server"
         ),
         PathFault::GatewayCutOff => {
-            "see the gateway's log; in Kubernetes, let its pod reach the API server, and \
-                                     delete the pod if its log says Unauthorized"
+            "see the gateway's log; in Kubernetes, let its pod reach the API server, and delete the pod if \
+             its log says Unauthorized"
                 .to_owned()
         }
         PathFault::NotForwarding => {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use fabric_api::fabric::{FabricRecord, Remap};
+use fabric_api::fabric::{FabricRecord, GatewayConfig, Remap};
 use fabric_store::Kind;
 
 use crate::ipam::FakeIpam;
@@ -264,6 +264,42 @@ async fn removed_grants_and_keys_are_written_again() {
     until("published", || is_whole(&cluster, "lyon")).await;
     until("all is written again", || files() == kept).await;
     assert_eq!(remaps(), before);
+}
+
+#[tokio::test]
+async fn prefixes_outlast_an_empty_folder_of_manifests() {
+    let cluster = Cluster::started("rome").await;
+    // In another order than that of their names.
+    let peers = ["turin", "milan"];
+    for peer in peers {
+        cluster.write(&format!("{peer}.yaml"), &client_of(peer, 30742));
+        until("published", || is_whole(&cluster, peer)).await;
+    }
+    cluster.acknowledge("n1");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let prefixes = |peer| {
+        let record = cluster.get(Kind::FabricRecord, "", &format!("peering-{peer}"))?;
+        FabricRecord::try_from(record).ok()?.spec.peering.map(|peering| peering.prefixes)
+    };
+    let before = peers.map(prefixes);
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    let (manifests, aside) = (cluster.path("manifests"), cluster.path("aside"));
+    for away in [50, 600, 2500] {
+        fs::rename(&manifests, &aside).unwrap();
+        fs::create_dir(&manifests).unwrap();
+        tokio::time::sleep(Duration::from_millis(away)).await;
+        fs::remove_dir(&manifests).unwrap();
+        fs::rename(&aside, &manifests).unwrap();
+        let is_back = || {
+            cluster.acknowledge("n1");
+            let has_node = |config: GatewayConfig| config.spec.nodes.len() == 1;
+            let is_back = |peer| cluster.gateway(peer, "client").is_some_and(has_node);
+            peers.into_iter().all(|peer| is_back(peer) && prefixes(peer).is_some())
+        };
+        until("published again", is_back).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(peers.map(prefixes), before, "away for {away} ms");
+    }
 }
 
 #[tokio::test]

@@ -191,11 +191,12 @@ fn faulty_nodes(index: &Index, gateway: &Gateway<'_>) -> u32 {
     let faults = NodePaths::of(config, nodes).map(|paths| paths.unreachable).unwrap_or_default();
     let is_unseen = |fault: &&UnreachableNode| {
         use PathFault::{
-            Cramped, Diverted, GatewayCutOff, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap,
-            Undone,
+            Cramped, Diverted, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap, Undone,
         };
-        let of_pods = [NotForwarding, PodCidrOutside, PodCidrOverlap, Diverted, Undone];
-        [GatewayCutOff, Lossy, Cramped].iter().chain(&of_pods).any(|of| *of == fault.fault)
+        matches!(
+            fault.fault,
+            Cramped | Diverted | Lossy | NotForwarding | PodCidrOutside | PodCidrOverlap | Undone
+        )
     };
     let unseen = faults.iter().filter(is_unseen);
     let count = unseen.filter(|fault| !reported.contains(fault.node.as_str())).count();
