@@ -30,8 +30,10 @@ const CALL_BACK: Duration = Duration::from_millis(500);
 /// than 100 KB.
 const MAX_WAITING: usize = 64;
 
-/// Between two handshakes at a configured endpoint that has never answered, while the session goes on elsewhere.
-const UNPROVEN_INTERVAL: Duration = Duration::from_secs(10);
+/// First wait between two handshakes at a configured endpoint that has never answered, while the session goes on
+/// elsewhere, and the longest: a peer behind a NAT may answer each from another endpoint.
+const UNPROVEN_WAIT: Duration = Duration::from_secs(5);
+const LONGEST_UNPROVEN_WAIT: Duration = Duration::from_secs(600);
 
 /// The other end of the tunnel, through all its keys.
 ///
@@ -47,8 +49,9 @@ pub(crate) struct Peer {
     configured: Option<SocketAddr>,
     /// The same, as long as no packet has come from it.
     unproven: Option<SocketAddr>,
-    /// Time of the next handshake there while the session goes on elsewhere.
+    /// Time of the next handshake there while the session goes on elsewhere, and the wait before it.
     unproven_due: Instant,
+    unproven_wait: Duration,
     initiate: bool,
     is_retired: bool,
     strays: Strays,
@@ -86,6 +89,7 @@ impl Peer {
             configured: None,
             unproven: None,
             unproven_due: now,
+            unproven_wait: UNPROVEN_WAIT,
             initiate: false,
             is_retired: false,
             strays: Strays::default(),
@@ -123,7 +127,8 @@ impl Peer {
             (session.path, session.is_endpoint_authentic) = (moved.map(UdpPath::from), false);
         }
         if moved.is_some() {
-            (self.unproven, self.unproven_due) = (moved, now + UNPROVEN_INTERVAL);
+            (self.unproven, self.unproven_wait) = (moved, UNPROVEN_WAIT);
+            self.unproven_due = now + self.unproven_wait;
         }
         let has_reason = is_new || moved.is_some() || begins && !self.has_session();
         let rotates = is_new && self.sessions.len() > 1;
@@ -395,7 +400,8 @@ impl Peer {
             return Some((to, put(&initiation, dst)));
         }
         if let Some(to) = self.unproven_elsewhere().filter(|_| now >= self.unproven_due) {
-            self.unproven_due = now + UNPROVEN_INTERVAL;
+            self.unproven_wait = LONGEST_UNPROVEN_WAIT.min(self.unproven_wait * 2);
+            self.unproven_due = now + self.unproven_wait;
             let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
             let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
             self.attempts += 1;
