@@ -117,7 +117,7 @@ impl Shared {
         let content: OpenNote = self.store.note(OPEN_GRANTS).await?.unwrap_or_default();
         let snapshot = self.store.read(&KINDS).await?;
         let (claims, now) = (Claims::of(&snapshot), Instant::now());
-        // What cannot be read may have been granted all the same.
+        // Grants that cannot be read stay taken.
         let known = self.lock().ledger.clone().filter(|_| !claims.complete);
         let mut ledger = known.unwrap_or_else(|| Ledger::clone(&self.empty));
         let faults = ledger.reconcile(&claims, now);

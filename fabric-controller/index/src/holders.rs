@@ -9,7 +9,7 @@ use fabric_objects::{Kind, Object, ObjectRef};
 use crate::grant::Grant;
 use crate::index::Index;
 
-/// What objects have, by their statuses, and peers, by what nodes are told of them.
+/// Grants in the statuses of objects, and prefixes of peers in the records that nodes go by.
 #[derive(Debug)]
 pub struct Holders {
     networks: Vec<(Cidr, ObjectRef)>,
@@ -35,8 +35,7 @@ impl Holders {
         Self { networks, addresses, peers: peers.collect() }
     }
 
-    /// Another object that has what this one was granted, or a part of it, or another peer that nodes still have
-    /// routes to by that.
+    /// Another object with this grant of an object, or a part of it, or another peer that nodes have routes to by that.
     pub fn other(&self, object: &Object, grant: Grant) -> Option<String> {
         let own = object.reference();
         match grant {

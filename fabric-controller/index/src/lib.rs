@@ -1,7 +1,7 @@
 //! Observed state of a cluster, in memory: no I/O, no clock.
 //!
 //! [`Index`] holds the latest version of every object, [`Grant`] is what ipam gave one, [`owner`] for
-//! which object weft made another, [`Holders`] who has what is granted. [`LaggingNodes`] are those
+//! which object weft made another, [`Holders`] the holders of grants. [`LaggingNodes`] are those
 //! that nothing waits for, [`node_paths`] the paths that nodes and gateways report. [`placement`] is
 //! the interface to what runs gateways in Kubernetes, [`pod_start`] why a pod of theirs does not start.
 

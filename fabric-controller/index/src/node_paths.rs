@@ -117,7 +117,7 @@ fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode>
     Some(reported(config, PathFault::Lossy, share, &report.since))
 }
 
-/// A gateway that tells the node that it cannot report.
+/// A gateway whose replies to the node's probes report that it is cut off.
 fn cut_off(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
     let mut reports = config.status.iter().flat_map(|status| &status.cut_off_gateways);
     let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;

@@ -32,7 +32,7 @@ pub struct Remote {
     /// The Network that requests its counterpart here.
     pub network: ObjectRef,
     pub granted: Option<Cidr>,
-    /// That Network is about the peer that the Configuration was about before. Its prefix leads there.
+    /// The Network has the label, and a prefix, of the peer that the Configuration had before.
     pub is_of_other: bool,
 }
 

@@ -28,7 +28,7 @@ use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use socket::Responder;
 
-/// Time after which nodes are told that a change of the connection could not be reported.
+/// Time without a report of a change after which replies to nodes name this gateway as cut off.
 const CUT_OFF: Duration = Duration::from_secs(1);
 /// Time until a socket that could not be opened is tried again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -461,7 +461,7 @@ mod tests {
     use crate::test_config::config;
 
     #[tokio::test]
-    async fn failed_report_is_soon_tried_again_and_known_until_then() {
+    async fn failed_report_is_tried_again_and_known_until_then() {
         let dir = tempfile::tempdir().unwrap();
         let (run_dir, aside) = (dir.path().join("run"), dir.path().join("aside"));
         let store = Store::open(&StoreArgs::directories(None, run_dir.clone(), None)).unwrap();

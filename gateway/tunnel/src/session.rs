@@ -14,6 +14,7 @@ mod rejections;
 mod retry;
 mod strays;
 mod unconfirmed;
+mod unproven;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -159,6 +160,11 @@ impl Session {
     fn check_due(&self) -> Option<Instant> {
         let unheard = self.unheard.map(|since| since + ANSWER_TIMEOUT);
         unheard.into_iter().chain(self.next_check).min()
+    }
+
+    /// End of the use of superseded keys: WireGuard discards any key by then.
+    fn end(&self) -> Option<Instant> {
+        self.superseded.map(|at| at + REJECT_AFTER_TIME)
     }
 
     /// Other keys are in force. Without a session there is nothing to keep up.

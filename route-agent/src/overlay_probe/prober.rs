@@ -89,7 +89,7 @@ struct Gateway {
     answers_in_size: bool,
     /// It has answered since this agent follows it.
     has_answered: bool,
-    /// Time since which its replies say that it cannot report.
+    /// Time since which it is cut off, by its replies.
     cut_off: Option<Instant>,
 }
 

@@ -106,7 +106,7 @@ pub struct UnreachableGateway {
 pub struct CutOffGateway {
     /// The other cluster of its peering.
     pub peer_cluster_id: String,
-    /// When its first reply that says so arrived (RFC 3339).
+    /// Arrival of its first such reply (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
 }

@@ -90,7 +90,7 @@ fn other_rules_or_another_endpoint_keep_the_session() {
 
 /// As if the server had moved later than the client's config, and its packets still arrived by the old way.
 #[test]
-fn endpoint_without_answer_is_tried_again_beside_the_session() {
+fn unproven_endpoint_is_tried_beside_the_session() {
     let mut pair = Pair::connected();
     let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
     let config = Config { endpoint: Some(moved), ..pair.configs[0].clone() };

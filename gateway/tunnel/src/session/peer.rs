@@ -12,7 +12,8 @@ use noise::{
 use super::limiter::{Arrival, HandshakeLimiter, Verdict};
 use super::rejections::Rejections;
 use super::strays::Strays;
-use super::{Duty, Opened, REJECT_AFTER_TIME, Session};
+use super::unproven::Unproven;
+use super::{Duty, Opened, Session};
 use crate::random::Random;
 use crate::{Config, DropReason, PeerState, UdpPath};
 
@@ -30,15 +31,10 @@ const CALL_BACK: Duration = Duration::from_millis(500);
 /// than 100 KB.
 const MAX_WAITING: usize = 64;
 
-/// First wait between two handshakes at a configured endpoint that has never answered, while the session goes on
-/// elsewhere, and the longest: a peer behind a NAT may answer each from another endpoint.
-const UNPROVEN_WAIT: Duration = Duration::from_secs(5);
-const LONGEST_UNPROVEN_WAIT: Duration = Duration::from_secs(600);
-
 /// The other end of the tunnel, through all its keys.
 ///
 /// New keys at one end are of no use before the other end has them, too. Until then, and for
-/// [`REJECT_AFTER_TIME`] at most, the superseded ones carry on.
+/// [`super::REJECT_AFTER_TIME`] at most, the superseded ones carry on.
 pub(crate) struct Peer {
     /// Newest keys first; the first are those in force. Empty without the peer's key.
     sessions: Vec<Session>,
@@ -47,11 +43,7 @@ pub(crate) struct Peer {
     stamper: Stamper,
     /// The endpoint as last configured.
     configured: Option<SocketAddr>,
-    /// The same, as long as no packet has come from it.
-    unproven: Option<SocketAddr>,
-    /// Time of the next handshake there while the session goes on elsewhere, and the wait before it.
-    unproven_due: Instant,
-    unproven_wait: Duration,
+    unproven: Unproven,
     initiate: bool,
     is_retired: bool,
     strays: Strays,
@@ -87,9 +79,7 @@ impl Peer {
             locals: Vec::new(),
             stamper,
             configured: None,
-            unproven: None,
-            unproven_due: now,
-            unproven_wait: UNPROVEN_WAIT,
+            unproven: Unproven::default(),
             initiate: false,
             is_retired: false,
             strays: Strays::default(),
@@ -126,9 +116,8 @@ impl Peer {
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
             (session.path, session.is_endpoint_authentic) = (moved.map(UdpPath::from), false);
         }
-        if moved.is_some() {
-            (self.unproven, self.unproven_wait) = (moved, UNPROVEN_WAIT);
-            self.unproven_due = now + self.unproven_wait;
+        if let Some(moved) = moved {
+            self.unproven.configure(moved, now);
         }
         let has_reason = is_new || moved.is_some() || begins && !self.has_session();
         let rotates = is_new && self.sessions.len() > 1;
@@ -168,7 +157,7 @@ impl Peer {
         PeerState {
             endpoint: self.path().map(|path| path.remote),
             is_endpoint_authentic: self.is_endpoint_authentic(),
-            unproven_endpoint: self.unproven,
+            unproven_endpoint: self.unproven.endpoint(),
             has_session: self.has_session(),
             last_handshake: self.last_handshake,
             last_authentic: self.last_authentic,
@@ -214,17 +203,15 @@ impl Peer {
     /// Deadline of the next [`Peer::poll`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let sessions = self.sessions.iter().filter_map(Session::deadline);
-        let ends = self.sessions.iter().filter_map(end_of);
+        let ends = self.sessions.iter().filter_map(Session::end);
         let due = self.strays.deadline().into_iter().chain(self.keepalive_due());
-        let unproven = self.unproven_elsewhere().map(|_| self.unproven_due);
+        let unproven = self.path_of_initiator().and_then(|path| self.unproven.deadline(path));
         sessions.chain(ends).chain(due).chain(unproven).min()
     }
 
-    /// The configured endpoint that nothing would ever be sent to: the peer's packets keep the session elsewhere.
-    fn unproven_elsewhere(&self) -> Option<SocketAddr> {
-        let path =
-            self.path().filter(|_| self.initiate && !self.is_retired && self.has_session())?;
-        self.unproven.filter(|at| !path.leads_to(*at))
+    /// Path of the session, if this end initiates.
+    fn path_of_initiator(&self) -> Option<UdpPath> {
+        self.path().filter(|_| self.initiate && !self.is_retired && self.has_session())
     }
 
     /// Writes a data message with `packet`, padded to `size` bytes, into `dst`, which has room for that
@@ -292,7 +279,7 @@ impl Peer {
             Opened::Keepalive => {}
         }
         self.last_authentic = Some(now);
-        self.unproven = self.unproven.filter(|at| !from.leads_to(*at));
+        self.unproven.note(from);
         let mut sessions = self.sessions.iter_mut();
         let held = sessions.find_map(|session| Some((session.keys.position(index)?, session)));
         if held.is_some_and(|(at, session)| session.note_data(at, from, now)) {
@@ -393,19 +380,13 @@ impl Peer {
                 return Some((path, put(&initiation, dst)));
             }
         }
-        if let Some(to) = self.strays.take() {
+        let path = self.path_of_initiator();
+        let unproven = || path.and_then(|path| self.unproven.take(path, now));
+        if let Some(to) = self.strays.take().or_else(unproven) {
             let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
             let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
             self.attempts += 1;
             return Some((to, put(&initiation, dst)));
-        }
-        if let Some(to) = self.unproven_elsewhere().filter(|_| now >= self.unproven_due) {
-            self.unproven_wait = LONGEST_UNPROVEN_WAIT.min(self.unproven_wait * 2);
-            self.unproven_due = now + self.unproven_wait;
-            let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
-            let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
-            self.attempts += 1;
-            return Some((to.into(), put(&initiation, dst)));
         }
         if self.keepalive_due().is_none_or(|due| now < due) {
             return None;
@@ -473,7 +454,7 @@ impl Peer {
         self.sessions[at].complete(response, now)?;
         self.sessions[at].note_response(from, now);
         self.last_authentic = Some(now);
-        self.unproven = self.unproven.filter(|at| !from.leads_to(*at));
+        self.unproven.note(from);
         self.note_sent(now);
         self.note_handshake(now);
         Ok(self.sessions[at].seal_keepalive(dst, now).unwrap_or(0))
@@ -543,7 +524,7 @@ impl Peer {
     }
 
     fn forget_superseded(&mut self, now: Instant) {
-        while self.sessions.last().and_then(end_of).is_some_and(|end| now >= end) {
+        while self.sessions.last().and_then(Session::end).is_some_and(|end| now >= end) {
             self.remove(self.sessions.len() - 1);
         }
     }
@@ -603,11 +584,6 @@ impl Peer {
         self.handshakes += 1;
         self.last_handshake = Some(now);
     }
-}
-
-/// End of the use of superseded keys: WireGuard discards any key by then.
-fn end_of(session: &Session) -> Option<Instant> {
-    session.superseded.map(|at| at + REJECT_AFTER_TIME)
 }
 
 /// Puts a message at the start of `dst`, and returns its length.

@@ -192,7 +192,7 @@ fn peer_in_the_place_of_another_gets_other_prefixes() {
 }
 
 #[test]
-fn swapped_peers_have_their_prefixes_again_in_any_order() {
+fn prefixes_return_after_a_swap_in_any_order() {
     for order in [["rome", "paris"], ["paris", "rome"]] {
         let mut world = busy();
         peer_with(&mut world, "rome", 30742);
