@@ -18,7 +18,8 @@ use crate::scene::{PORT, Scene, TIMEOUT, play};
 
 /// From a fault or its end until `weft status` shows it, at default settings.
 const NAMED: Duration = Duration::from_secs(3);
-const PARTIAL_NAMED: Duration = Duration::from_secs(10);
+/// The same of loss, which is chance: of a thousand cases two take longer than [`NAMED`].
+const PARTIAL_NAMED: Duration = Duration::from_secs(4);
 const HEALTHY: Duration = Duration::from_secs(5);
 /// Until a gateway that starts names a node that has not probed it: 15 s, a grace, and its own start.
 const FIRST_PROBES: Duration = Duration::from_secs(25);
@@ -135,7 +136,7 @@ const FAULTS: [Fault; 10] = [
     },
 ];
 
-/// Faults of some packets only, which a probe a second meets by chance.
+/// Faults of some packets only.
 const PARTIAL_FAULTS: [Fault; 2] = [
     Fault {
         name: "40 % loss",
@@ -170,7 +171,7 @@ fn each_fault_of_a_node_is_named_in_three_seconds() -> Result<()> {
 }
 
 #[test]
-fn partial_faults_of_a_node_are_named_in_ten_seconds() -> Result<()> {
+fn partial_faults_of_a_node_are_named_in_time() -> Result<()> {
     faults_are_named(&PARTIAL_FAULTS, 1, PARTIAL_NAMED)
 }
 
@@ -178,7 +179,7 @@ fn partial_faults_of_a_node_are_named_in_ten_seconds() -> Result<()> {
 #[ignore = "minutes long: make soak"]
 fn each_fault_of_a_node_is_named_five_times() -> Result<()> {
     faults_are_named(&FAULTS, 5, NAMED)?;
-    faults_are_named(&PARTIAL_FAULTS, 5, PARTIAL_NAMED)
+    faults_are_named(&PARTIAL_FAULTS, 5, NAMED)
 }
 
 fn faults_are_named(faults: &[Fault], rounds: usize, in_time: Duration) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Probes as large as the packets that pods send: a way may carry small ones only. Knows no socket and no clock.
 //!
-//! Some turns have one beside the small one. While the gateway answers small ones, further tries follow at once;
+//! Each turn has one beside the small ones. While the gateway answers small ones, further tries follow at once;
 //! each turn tries again until one is answered.
 
 use std::time::{Duration, Instant};
