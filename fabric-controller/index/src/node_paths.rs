@@ -13,6 +13,8 @@ use jiff::Timestamp;
 pub struct NodePaths {
     /// Number of nodes that are to reach it.
     pub nodes: usize,
+    /// The cluster has no node at all.
+    pub is_without_nodes: bool,
     /// Those whose path fails, by name.
     pub unreachable: Vec<UnreachableNode>,
 }
@@ -88,7 +90,8 @@ impl NodePaths {
             }
         }
         let unreachable: Vec<_> = unreachable.into_values().collect();
-        Some(Self { nodes: unreachable.len().max(counted + missing), unreachable })
+        let nodes = unreachable.len().max(counted + missing);
+        Some(Self { nodes, is_without_nodes: all == 0, unreachable })
     }
 
     /// Number of nodes whose path works.

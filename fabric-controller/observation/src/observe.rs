@@ -166,6 +166,7 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
         snapshot.problems.iter().map(ToString::to_string).collect();
     let left = found.node.as_deref().filter(|node| view.lacks_node(node));
     problems.extend(left.map(|node| view.no_node(node, found)));
+    problems.extend(found.node.is_none().then(|| view.no_nodes(found)).flatten());
     let mut peerings = Vec::new();
     for config in &view.configs {
         let (namespace, name) = names(config);
@@ -314,25 +315,41 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Returns true if others are nodes of the cluster, and this one is not.
+    /// Returns true if there is something for nodes, and this one is none of them.
     fn lacks_node(&self, name: &str) -> bool {
         let mut nodes = self.nodes.iter().filter(|node| !node.spec.removed);
-        !self.nodes.is_empty() && !nodes.any(|node| node.metadata.name.as_deref() == Some(name))
+        let is_empty = self.nodes.is_empty() && self.configs.is_empty();
+        !is_empty && !nodes.any(|node| node.metadata.name.as_deref() == Some(name))
     }
 
     fn no_node(&self, name: &str, found: &Found) -> String {
+        self.no_nodes(found).unwrap_or_else(|| {
+            format!(
+                "this host, {name}, is no node of {}: its pods reach no peer; add its Node to the \
+                 manifests, or run `weft down{}` here",
+                self.cluster(found),
+                found.run_option
+            )
+        })
+    }
+
+    /// Problem of a cluster with gateways, or with nodes before, that has no node.
+    fn no_nodes(&self, found: &Found) -> Option<String> {
+        let is_empty = self.nodes.is_empty() && self.configs.is_empty();
+        let has_none = !is_empty && self.nodes.iter().all(|node| node.spec.removed);
+        let (removal, place) = match found.node {
+            Some(_) => ("`weft down` is taking it away", " in the manifests"),
+            None => ("weft is being uninstalled", ""),
+        };
+        has_none.then(|| {
+            let cluster = self.cluster(found);
+            format!("{cluster} has no node: {removal}, or no Node is left{place}; no pod of it reaches a peer")
+        })
+    }
+
+    fn cluster(&self, found: &Found) -> String {
         let cluster = found.cluster_id.clone().or_else(|| self.cluster_id());
-        let cluster = cluster.unwrap_or_else(|| "the cluster".to_owned());
-        if self.nodes.iter().all(|node| node.spec.removed) {
-            return format!(
-                "{cluster} has no node: `weft down` is taking it away, or no Node is left in the manifests"
-            );
-        }
-        format!(
-            "this host, {name}, is no node of {cluster}: its pods reach no peer; add its Node to the \
-             manifests, or run `weft down{}` here",
-            found.run_option
-        )
+        cluster.unwrap_or_else(|| "the cluster".to_owned())
     }
 
     fn refused(&self) -> Vec<Refused> {
@@ -380,7 +397,7 @@ impl<'a> View<'a> {
         let reported = self.connection_of(config).cloned();
         let liveness = life.map(|life| life.liveness);
         let nodes = Nodes::of(config, &self.nodes);
-        let is_degraded = nodes.as_ref().is_some_and(|nodes| !nodes.unreachable.is_empty());
+        let is_degraded = nodes.as_ref().is_some_and(Nodes::are_faulty);
         let mut state = state(reported.as_ref().map(|reported| reported.value), liveness);
         if state == State::Connected && is_degraded {
             state = State::Degraded;

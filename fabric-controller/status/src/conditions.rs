@@ -81,6 +81,7 @@ pub(crate) fn report_nodes(
     now: Timestamp,
 ) {
     let (status, reason) = match paths.unreachable.is_empty() {
+        true if paths.is_without_nodes => ("False", "NoNodes"),
         true => ("True", "AllNodesReachable"),
         false => ("False", "NodesUnreachable"),
     };
@@ -89,7 +90,10 @@ pub(crate) fn report_nodes(
 
 /// Changes with the faults only, never with time.
 fn message(paths: &NodePaths) -> String {
-    let count = format!("{} of {} nodes reach the gateway", paths.reachable(), paths.nodes);
+    let count = match paths.is_without_nodes {
+        true => "the cluster has no node".to_owned(),
+        false => format!("{} of {} nodes reach the gateway", paths.reachable(), paths.nodes),
+    };
     let faults = paths.unreachable.iter().map(describe_steadily);
     std::iter::once(count).chain(faults).collect::<Vec<_>>().join("; ")
 }

@@ -506,13 +506,19 @@ impl Evidence<'_> {
     fn peer_nodes_unreachable(&self) -> Option<Fault> {
         let NodeCount { reachable, of } = self.peer_nodes.filter(|_| self.is_connected())?;
         let peer = self.peer_name();
-        Some(Fault {
-            reason: Reason::PeerNodesUnreachable,
-            message: format!(
-                "peer {peer}: {reachable} of {of} of its nodes reach its gateway without a fault"
+        let (message, remedy) = match of {
+            0 => (
+                format!("peer {peer}: its cluster has no node, so none of its pods is reached"),
+                format!("in {peer}, add its Nodes"),
             ),
-            remedy: format!("`weft status` in {peer} names the others, with cause and remedy"),
-        })
+            1.. => (
+                format!(
+                    "peer {peer}: {reachable} of {of} of its nodes reach its gateway without a fault"
+                ),
+                format!("`weft status` in {peer} names the others, with cause and remedy"),
+            ),
+        };
+        Some(Fault { reason: Reason::PeerNodesUnreachable, message, remedy })
     }
 
     fn cidr_mismatch(&self) -> Vec<Fault> {

@@ -64,7 +64,7 @@ impl Node {
 }
 
 impl NodePaths {
-    /// Number of a cluster's `nodes` that reach the gateway, unless all of them do: packets of one that lacks but its
+    /// Number of a cluster's `nodes` that reach the gateway, unless there are some and all of them do: packets of one that lacks but its
     /// agent, or that agent its config, pass. `faulty` ones have a
     /// fault that no probe shows; one that becomes unreachable as well is among both until the
     /// controller has read that.
@@ -75,7 +75,7 @@ impl NodePaths {
             |node: &&UnreachableNode| matches!(node.fault, PathFault::NoAgent | PathFault::CutOff);
         let unreachable = self.unreachable.iter().filter(|node| !passes(node)).count();
         let unreachable = number(unreachable).saturating_add(faulty).min(of);
-        (unreachable > 0).then(|| NodeCount { reachable: of - unreachable, of })
+        (unreachable > 0 || of == 0).then(|| NodeCount { reachable: of - unreachable, of })
     }
 }
 
@@ -266,6 +266,7 @@ mod tests {
         assert_eq!(count(&["n1"], 2, 1), Some((0, 2)));
         assert_eq!(count(&["n1"], 3, 0), Some((2, 3)));
         assert_eq!(count(&[], 2, 0), None);
+        assert_eq!(count(&[], 0, 0), Some((0, 0)));
         let mut unreachable = vec![unreachable("n1"), unreachable("n2")];
         unreachable[0].fault = PathFault::NoAgent;
         let counted = NodePaths { probing: 2, unreachable }.count(2, 0);

@@ -128,7 +128,7 @@ pub struct WeftField {
     /// Share of the sender's probes that get lost, if it is worth reporting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<u8>,
-    /// Nodes of the sender's cluster, unless all of them reach its gateway.
+    /// Nodes of the sender's cluster, unless there are some and all of them reach its gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeCount>,
     /// The sender refuses IPv6, whose packets are too large for its tunnel.

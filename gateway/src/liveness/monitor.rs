@@ -139,7 +139,7 @@ struct Peering {
     last_handshake: Option<Instant>,
     /// No probe has come back through the newest session yet.
     unproven: bool,
-    /// This cluster's nodes, unless all of them reach this gateway.
+    /// This cluster's nodes, unless there are some and all of them reach this gateway.
     nodes: Option<NodeCount>,
     path: PathProber,
     diagnosis: Diagnosis,

@@ -13,6 +13,9 @@ pub struct Nodes {
     pub reachable: usize,
     /// Nodes with a live route-agent, now or before.
     pub of: usize,
+    /// The cluster has no node at all.
+    #[serde(skip)]
+    pub(super) is_without_nodes: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unreachable: Vec<Node>,
 }
@@ -34,6 +37,7 @@ impl Nodes {
     pub(super) fn of(gateway: &GatewayConfig, nodes: &[&NodeConfig]) -> Option<Self> {
         let paths = NodePaths::of(gateway, nodes.iter().copied())?;
         let (reachable, of) = (paths.reachable(), paths.nodes);
+        let is_without_nodes = paths.is_without_nodes;
         let unreachable = paths.unreachable.into_iter().map(|unreachable| Node {
             cause: cause(&unreachable),
             remedy: remedy(&unreachable),
@@ -42,7 +46,7 @@ impl Nodes {
             detail: unreachable.detail,
             since: unreachable.since,
         });
-        Some(Self { reachable, of, unreachable: unreachable.collect() })
+        Some(Self { reachable, of, is_without_nodes, unreachable: unreachable.collect() })
     }
 }
 
@@ -53,6 +57,13 @@ pub(super) fn problems(peering: &Peering, now: Timestamp) -> Vec<String> {
     let gateway = peering.gateway.as_deref().unwrap_or_default();
     let place = format!("gateway {}/{gateway}", peering.namespace);
     nodes.map(|node| format!("{place}: {}", describe(&node.as_reported(), now))).collect()
+}
+
+impl Nodes {
+    /// Packets of some pods do not pass.
+    pub(super) fn are_faulty(&self) -> bool {
+        self.is_without_nodes || !self.unreachable.is_empty()
+    }
 }
 
 impl Node {

@@ -32,7 +32,19 @@ fn connection(value: ConnectionValue) -> Connection {
     connection
 }
 
+fn node(name: &str, removed: bool) -> Object {
+    let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
+        "podCidrs": [], "external": [], "peerings": [], "vxlanSources": [], "removed": removed});
+    NodeConfig::new(name, serde_json::from_value(spec).unwrap()).into()
+}
+
+/// These objects, in a cluster with node n1.
 fn snapshot(objects: impl IntoIterator<Item = Object>) -> Snapshot {
+    let nodes = [node("n1", false)].into_iter();
+    only(nodes.chain(objects))
+}
+
+fn only(objects: impl IntoIterator<Item = Object>) -> Snapshot {
     let objects = objects.into_iter().map(|object| (object.reference(), object)).collect();
     Snapshot { objects, problems: Vec::new() }
 }
@@ -140,25 +152,29 @@ fn stale_gateway_of_other_host_is_error() {
 
 #[test]
 fn host_without_node_has_no_peering() {
-    let node = |name: &str, removed: bool| {
-        let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
-            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": [], "removed": removed});
-        Object::from(NodeConfig::new(name, serde_json::from_value(spec).unwrap()))
-    };
-    let observed = |own: &str, removed: bool| {
-        let gateway = config("t", "client", "n1").into();
+    let observed = |own: Option<&str>, nodes: &[Object]| {
+        let mut gateway = config("t", "client", "n1");
+        let status = serde_json::json!({"overlayProbePort": 12346, "probingNodes": 2});
+        gateway.status = Some(serde_json::from_value(status).unwrap());
         let connection = connection(ConnectionValue::Connected).into();
-        let nodes = [node("n1", removed), node("n2", removed)];
-        let objects = snapshot([gateway, connection].into_iter().chain(nodes));
-        observe(&objects, &Found { node: Some(own.to_owned()), ..Found::default() })
+        let objects = only([gateway.into(), connection].into_iter().chain(nodes.to_vec()));
+        let cluster_id = Some("rome".to_owned());
+        let found = found(Some(Liveness::Answers));
+        observe(&objects, &Found { node: own.map(str::to_owned), cluster_id, ..found })
     };
-    assert_eq!(observed("n2", false).peerings[0].state, State::Connected);
-    for (own, removed, expected) in [
-        ("n3", false, "this host, n3, is no node of rome: its pods reach no peer"),
-        ("n2", true, "rome has no node: `weft down` is taking it away"),
+    let nodes = |removed: bool| [node("n1", removed), node("n2", removed)];
+    assert_eq!(observed(Some("n2"), &nodes(false)).peerings[0].state, State::Connected);
+    assert_eq!(observed(None, &nodes(false)).peerings[0].state, State::Connected);
+    let none = "rome has no node: ";
+    for (own, nodes, state, expected) in [
+        (Some("n3"), &nodes(false)[..], State::Error, "this host, n3, is no node of rome: its"),
+        (Some("n2"), &nodes(true), State::Error, none),
+        (Some("n2"), &[], State::Error, none),
+        (None, &nodes(true), State::Degraded, none),
+        (None, &[], State::Degraded, none),
     ] {
-        let seen = observed(own, removed);
-        assert_eq!(seen.peerings[0].state, State::Error);
+        let seen = observed(own, nodes);
+        assert_eq!(seen.peerings[0].state, state);
         assert!(seen.problems.iter().any(|p| p.starts_with(expected)), "{:?}", seen.problems);
     }
 }
