@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 84] = [
+const DROPS: [(&str, &str); 86] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -100,6 +100,14 @@ const DROPS: [(&str, &str); 84] = [
     ("nft insert rule inet f nat oifname != lo masquerade", OTHER_SOURCE),
     ("nft insert rule inet f nat ip saddr 10.200.0.0/16 snat ip to 192.0.2.5", OTHER_SOURCE),
     ("nft insert rule inet f target ip daddr 10.201.0.0/16 dnat ip to 192.0.2.9", OTHER_TARGET),
+    (
+        "nft insert rule inet f target dnat ip to ip daddr map '{ 10.9.0.0/16 : 192.0.2.8, 10.201.0.0/16 : 192.0.2.9 }'",
+        OTHER_TARGET,
+    ),
+    (
+        "nft insert rule inet f target dnat ip prefix to ip daddr map '{ 10.201.0.0/16 : 10.99.0.0/16 }'",
+        OTHER_TARGET,
+    ),
     ("nft insert rule inet f target iifname pod0 redirect", OTHER_TARGET),
     ("nft insert rule inet f target udp dport 4879 dnat ip to 10.200.1.5", "VXLAN) another dest"),
     ("iptables-nft -t nat -I PREROUTING -d 10.201.0.0/16 -j DNAT --to 192.0.2.9", OTHER_TARGET),
@@ -195,6 +203,7 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     nft add rule inet f target iifname pod0 tcp dport 80 redirect to :8080
     nft add rule inet f target ip daddr 10.9.0.1 dnat ip to 10.200.1.9
     nft add rule inet f target ip daddr @none dnat ip to 10.200.1.9
+    nft add rule inet f target dnat ip to ip daddr map '{ 10.9.0.0/16 : 192.0.2.8 }'
     iptables-nft -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15001
     iptables-legacy -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15001
     iptables-legacy -t nat -N DOCKER

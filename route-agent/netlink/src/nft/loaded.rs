@@ -61,6 +61,10 @@ impl Loaded {
         Self { tracked: self.tracked, ..Self::default() }
     }
 
+    pub(super) fn of_map(&self) -> Self {
+        Self { field: Some(Field::OfMap), ..self.cleared() }
+    }
+
     /// Returns whether a comparison of the value, under its mask, is understood.
     pub(super) fn is_known(&self) -> bool {
         match (self.key, self.field, self.tracking) {
@@ -77,9 +81,16 @@ impl Loaded {
 /// Field of a packet's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Field {
-    Address { source: bool, ipv4: bool },
+    Address {
+        source: bool,
+        ipv4: bool,
+    },
     Protocol,
-    Port { source: bool },
+    Port {
+        source: bool,
+    },
+    /// None, but the value of a map for one: no comparison of it is understood.
+    OfMap,
 }
 
 impl Field {

@@ -11,6 +11,8 @@ pub(super) struct Lookup {
     pub(super) set: String,
     /// Elements have verdicts.
     pub(super) is_map: bool,
+    /// Elements have values, which are loaded: as in a set, others do not match.
+    pub(super) loads_value: bool,
     /// Values match that are not in the set.
     pub(super) inverted: bool,
 }
@@ -26,9 +28,9 @@ impl Lookup {
         let is_lookup = loaded.is_known() && text(expression, NAME) == Some("lookup");
         let data = attribute(expression, DATA).filter(|_| is_lookup)?;
         let is_map = is_verdict_map(data);
-        // Other maps load a value.
-        let set = text(data, SET).filter(|_| is_map || number(data, DESTINATION).is_none())?;
+        let loads_value = !is_map && number(data, DESTINATION).is_some();
+        let set = text(data, SET)?;
         let inverted = number(data, FLAGS).is_some_and(|flags| flags != 0);
-        Some(Self { loaded: loaded.clone(), set: set.to_owned(), is_map, inverted })
+        Some(Self { loaded: loaded.clone(), set: set.to_owned(), is_map, loads_value, inverted })
     }
 }

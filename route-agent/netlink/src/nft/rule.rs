@@ -139,7 +139,12 @@ impl Rule {
         let (mut loaded, mut lookups) = (Loaded { tracked, ..Loaded::default() }, Vec::new());
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
             match Lookup::parse(expression, &loaded) {
-                Some(lookup) => lookups.push(lookup),
+                Some(lookup) => {
+                    if lookup.loads_value {
+                        loaded = loaded.of_map();
+                    }
+                    lookups.push(lookup);
+                }
                 None => rule.add(expression, &mut loaded),
             }
         }
@@ -262,7 +267,7 @@ impl Rule {
                 self.is_narrow |= found.is_none() || !(is_equal || negated);
                 self.addresses.extend(found);
             }
-            Loaded { field: Some(Field::Port { .. } | Field::Protocol), .. } => {
+            Loaded { field: Some(Field::Port { .. } | Field::Protocol | Field::OfMap), .. } => {
                 self.is_narrow = true;
             }
             Loaded { field: None, .. } => {}

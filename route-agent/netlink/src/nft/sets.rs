@@ -26,7 +26,7 @@ struct Element {
     key: Vec<u8>,
     /// An interval ends before it.
     is_end: bool,
-    /// `None` in a set.
+    /// `None` but in a map of verdicts.
     verdict: Option<Verdict>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Sets<'a> {
             // Nothing follows from a rule without a verdict.
             let has_verdict = lookup.is_map || first.verdict != Verdict::Continue;
             let is_read = has_verdict && self.expanded < MAX_ALL_RULES;
-            let elements = if is_read { self.elements(&lookup.set)? } else { None };
+            let elements = if is_read { self.elements(lookup)? } else { None };
             let each = |rule: &Rule| {
                 let expanded = elements.as_ref().and_then(|found| lookup.expand(rule, found));
                 expanded.unwrap_or_else(|| unknown(rule))
@@ -70,15 +70,16 @@ impl<'a> Sets<'a> {
     }
 
     /// Elements in the order of their values; `None` if some are not understood.
-    fn elements(&mut self, set: &str) -> io::Result<Option<Vec<Element>>> {
+    fn elements(&mut self, lookup: &Lookup) -> io::Result<Option<Vec<Element>>> {
+        let set = &lookup.set;
         if !self.elements.contains_key(set) {
             let body = named_set(self.table, set);
             let found = Nfnetlink::dump_at_most(MAX_MESSAGES, GET_ELEMENTS, self.family, &body)?;
-            self.elements.insert(set.to_owned(), found.map(|found| elements_in(&found)));
+            self.elements.insert(set.clone(), found.map(|found| elements_in(&found)));
         }
         let found = self.elements[set].as_ref();
-        let found: Option<Vec<Element>> =
-            found.and_then(|found| found.iter().map(|element| Element::parse(element)).collect());
+        let parse = |element: &Vec<u8>| Element::parse(element, lookup.is_map);
+        let found: Option<Vec<Element>> = found.and_then(|found| found.iter().map(parse).collect());
         Ok(found.map(|mut elements| {
             elements.sort_by(|a, b| (&a.key, !a.is_end).cmp(&(&b.key, !b.is_end)));
             elements
@@ -88,7 +89,7 @@ impl<'a> Sets<'a> {
 
 impl Element {
     /// `None` for one that matches all other values, several fields or at a limited rate.
-    fn parse(element: &[u8]) -> Option<Self> {
+    fn parse(element: &[u8], is_map: bool) -> Option<Self> {
         const DATA: u16 = 2;
         const FLAGS: u16 = 3;
         const EXPRESSION: u16 = 7;
@@ -104,7 +105,7 @@ impl Element {
             && attribute(element, EXPRESSIONS)
                 .is_none_or(|all| attributes(all).all(|(_, e)| is_counter(e)));
         let is_end = number(element, FLAGS).is_some_and(|flags| flags & INTERVAL_END != 0);
-        let verdict = attribute(element, DATA).map(verdict);
+        let verdict = attribute(element, DATA).filter(|_| is_map).map(verdict);
         let is_known = is_plain && verdict != Some(None);
         is_known.then_some(Self { key, is_end, verdict: verdict.flatten() })
     }
