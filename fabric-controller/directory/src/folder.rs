@@ -69,12 +69,16 @@ impl<T: Parse> Folder<T> {
     /// Reads what is new or changed and drops what is gone. If the folder itself cannot be
     /// read, all stays as it was.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
-        self.refresh_if(|_, _| true)
+        self.refresh_if(false, |_, _| true)
     }
 
-    /// The same, but skips a file in which nothing was found so far unless `may_hold` accepts its
-    /// name and text.
-    pub(crate) fn refresh_if(&mut self, may_hold: impl Fn(&str, &str) -> bool) -> io::Result<()> {
+    /// The same, but keeps what is gone if `keeps_gone`, and skips a file in which nothing was found so far unless
+    /// `may_hold` accepts its name and text.
+    pub(crate) fn refresh_if(
+        &mut self,
+        keeps_gone: bool,
+        may_hold: impl Fn(&str, &str) -> bool,
+    ) -> io::Result<()> {
         let mut found = BTreeMap::new();
         for name in self.names()? {
             let path = self.path.join(&name);
@@ -85,7 +89,7 @@ impl<T: Parse> Folder<T> {
                 Err(_) => _ = found.insert(name, None),
             }
         }
-        self.files.retain(|name, _| found.contains_key(name));
+        self.files.retain(|name, _| keeps_gone || found.contains_key(name));
         for (name, metadata) in found {
             let cached = self.files.entry(name.clone()).or_default();
             let stamp = metadata.map(|m| Stamp::of(&m));
@@ -103,6 +107,11 @@ impl<T: Parse> Folder<T> {
             cached.inode = inode;
         }
         Ok(())
+    }
+
+    /// Returns true if the folder can be read, and has no file.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.names().is_ok_and(|names| names.is_empty())
     }
 
     /// Names of the files that may be read.

@@ -13,7 +13,8 @@ use crate::folder::{Folder, Parse, Unreadable};
 use crate::last_good::LastGood;
 use crate::parse::{self, Located};
 
-/// Time after which an object that vanished from a file edited in place counts as gone.
+/// Time after which an object that vanished from a file edited in place counts as gone, and a file that is not among
+/// those with which an empty folder fills again.
 pub(crate) const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -23,6 +24,10 @@ pub(crate) struct Manifests {
     /// The only objects that matter, unless all do: files without their names are not parsed.
     only: Vec<ObjectRef>,
     unreadable: Option<Problem>,
+    /// The folder has lost all files.
+    is_bare: bool,
+    /// Time since which it has some again.
+    filled: Option<Instant>,
     /// Last readable content of the files, if they could not be read since the start.
     remembered: Vec<(String, Vec<Located>)>,
 }
@@ -47,20 +52,18 @@ impl Manifests {
     /// Manifests of all objects, or of these only.
     pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>, only: Vec<ObjectRef>) -> Self {
         let (folder, last_good) = (Folder::new(dir, None), LastGood::new(last_good));
-        Self { folder, last_good, only, unreadable: None, remembered: Vec::new() }
+        let (unreadable, remembered) = (None, Vec::new());
+        Self { folder, last_good, only, unreadable, is_bare: false, filled: None, remembered }
     }
 
     pub(crate) fn refresh(&mut self) {
-        let (last_good, only) = (&self.last_good, &self.only);
-        let refreshed = self.folder.refresh_if(|file, text| {
-            names_any(only, text) || names_any(only, &last_good.text(file))
-        });
+        let unreadable = self.refresh_folder().err();
         self.remembered.clear();
-        self.unreadable = refreshed.err().map(|error| Problem {
+        self.unreadable = unreadable.map(|message| Problem {
             source: self.folder.path().display().to_string(),
             object: None,
             field: None,
-            message: format!("cannot be read: {error}; expected a directory of manifests"),
+            message,
         });
         if self.unreadable.is_some() && self.folder.files().next().is_none() {
             let files = self.last_good.files().into_iter();
@@ -77,6 +80,28 @@ impl Manifests {
         self.keep();
     }
 
+    /// Reads the folder, or returns why what was there stays. One without any file most likely is the place of a
+    /// file system that is not mounted, or about to be filled again.
+    fn refresh_folder(&mut self) -> Result<(), String> {
+        let had_files = self.folder.files().next().is_some() || !self.last_good.files().is_empty();
+        let was_bare = std::mem::replace(&mut self.is_bare, had_files && self.folder.is_bare());
+        if self.is_bare {
+            return Err("holds no manifest any more, and what was there stays in use; expected the manifests, \
+                        or `weft down` to take the fabric away"
+                .to_owned());
+        }
+        if was_bare {
+            self.filled = Some(Instant::now());
+        }
+        self.filled.take_if(|since| since.elapsed() >= SETTLE);
+        let (last_good, only) = (&self.last_good, &self.only);
+        let refreshed = self.folder.refresh_if(self.filled.is_some(), |file, text| {
+            names_any(only, text) || names_any(only, &last_good.text(file))
+        });
+        refreshed
+            .map_err(|error| format!("cannot be read: {error}; expected a directory of manifests"))
+    }
+
     /// See [`crate::Watch::remember`].
     pub(crate) fn remember(&mut self) {
         self.write_all();
@@ -89,7 +114,8 @@ impl Manifests {
     }
 
     pub(crate) fn is_unsettled(&self) -> bool {
-        self.folder.files().any(|(_, manifest)| manifest.leaving.is_some())
+        let mut files = self.folder.files();
+        self.filled.is_some() || files.any(|(_, manifest)| manifest.leaving.is_some())
     }
 
     fn keep(&mut self) {

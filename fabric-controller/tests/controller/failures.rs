@@ -267,7 +267,7 @@ async fn removed_grants_and_keys_are_written_again() {
 }
 
 #[tokio::test]
-async fn prefixes_outlast_an_empty_folder_of_manifests() {
+async fn prefixes_outlast_a_moment_of_lost_manifests() {
     let cluster = Cluster::started("rome").await;
     // In another order than that of their names.
     let peers = ["turin", "milan"];
@@ -284,11 +284,16 @@ async fn prefixes_outlast_an_empty_folder_of_manifests() {
     let before = peers.map(prefixes);
     assert!(before.iter().all(Option::is_some), "{before:?}");
     let (manifests, aside) = (cluster.path("manifests"), cluster.path("aside"));
-    for away in [50, 600, 2500] {
+    for (away, is_empty) in [(50, false), (600, false), (2500, false), (2500, true)] {
         fs::rename(&manifests, &aside).unwrap();
         fs::create_dir(&manifests).unwrap();
+        if !is_empty {
+            cluster.write("other.yaml", "");
+        }
         tokio::time::sleep(Duration::from_millis(away)).await;
-        fs::remove_dir(&manifests).unwrap();
+        let stays = || peers.iter().all(|peer| cluster.gateway(peer, "client").is_some());
+        assert!(stays() || !is_empty, "an empty folder takes nothing away");
+        fs::remove_dir_all(&manifests).unwrap();
         fs::rename(&aside, &manifests).unwrap();
         let is_back = || {
             cluster.acknowledge("n1");

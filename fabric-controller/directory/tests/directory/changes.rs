@@ -84,6 +84,7 @@ async fn a_slip_in_an_edit_keeps_the_last_good_object() {
     let Event::Problems(problems) = next(&mut watch).await else { panic!() };
     assert!(lines(&problems)[0].contains("Network liqo/a"), "{problems:?}");
     quiet(&mut watch).await;
+    place.write("other.yaml", "");
     place.remove("a.yaml");
     assert!(matches!(next(&mut watch).await, Event::Deleted(_)));
 }
@@ -110,6 +111,33 @@ async fn lost_folder_keeps_objects_until_it_is_back() {
     fs::rename(place.path("elsewhere"), place.path("manifests")).unwrap();
     place.write("b.yaml", &network("b", "10.2.0.0/16"));
     assert_eq!(applied(next(&mut watch).await).reference(), network_ref("b"));
+}
+
+#[tokio::test]
+async fn emptied_folder_keeps_objects_until_it_is_filled() {
+    let place = Place::new();
+    let texts = [("a.yaml", network("a", "10.1.0.0/16")), ("b.yaml", network("b", "10.2.0.0/16"))];
+    texts.iter().for_each(|(file, text)| place.write(file, text));
+    let mut watch = place.store.watch(&[Kind::Network]);
+    sync(&mut watch).await;
+    for (round, back) in [2, 1].into_iter().enumerate() {
+        texts.iter().for_each(|(file, _)| place.remove(file));
+        let Event::Problems(problems) = next(&mut watch).await else { panic!() };
+        let [problem] = &lines(&problems)[..] else { panic!("{problems:?}") };
+        assert!(problem.contains("holds no manifest any more"), "{problem}");
+        quiet(&mut watch).await;
+        for (file, text) in texts.iter().rev().take(back) {
+            place.write(file, text);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()));
+        match round {
+            0 => quiet(&mut watch).await,
+            _ => assert!(
+                matches!(next(&mut watch).await, Event::Deleted(r) if r == network_ref("a"))
+            ),
+        }
+    }
 }
 
 #[tokio::test]

@@ -89,6 +89,12 @@ async fn removed_or_corrected_manifest_leaves_no_copy() {
     assert_eq!(cidr_for_a_newcomer(&place, "a").unwrap(), "10.3.0.0/16");
     assert_eq!(cidr_for_a_newcomer(&place, "b"), None);
     place.remove("a.yaml");
+    assert_eq!(
+        cidr_for_a_newcomer(&place, "a").unwrap(),
+        "10.3.0.0/16",
+        "a folder without any file"
+    );
+    place.write("other.yaml", "");
     assert_eq!(cidr_for_a_newcomer(&place, "a"), None);
     drop(controller(&place).await);
     assert_eq!(fs::read_dir(place.path("state/last-good")).unwrap().count(), 0);
