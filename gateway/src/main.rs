@@ -76,6 +76,11 @@ async fn reason(store: &Store, name: &ObjectRef, taken_down: &mut unix::Signal) 
     }
 }
 
+/// Returns when another replica is to have the tunnel in place of this one.
+async fn left_out(mut standings: watch::Receiver<Standing>) -> Result<(), watch::error::RecvError> {
+    standings.wait_for(Standing::must_give_way).await.map(drop)
+}
+
 /// Without it, all but one kind of start goes as well.
 fn opened(dir: PathBuf) -> Option<RestartCache> {
     let keep = RestartCache::open(dir);
@@ -167,6 +172,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
                 replicas::hand_over(&leaving, &mut standings, &handed).await;
             }
             let _ = departure.set(reason);
+            Ok(())
+        }
+        Ok(()) = left_out(standings.clone()) => {
+            tracing::warn!("this replica is in the config no more: its node has no Node; another one takes over");
+            replicas::hand_over(&leaving, &mut standings, &handed).await;
+            let _ = departure.set(Departure::Restarting);
             Ok(())
         }
         Some(ended) = tasks.join_next() => ended.context("a task panicked").flatten(),

@@ -57,6 +57,8 @@ pub struct Standing {
     pub is_ready: bool,
     /// Another replica is ready for the tunnel.
     pub has_successor: bool,
+    /// The config has left this replica out, and not all others: no node takes its packets any more.
+    pub is_left_out: bool,
     /// Addresses of the other replicas, and of those without a heartbeat for long.
     pub others: Vec<IpAddr>,
     pub missing: Vec<IpAddr>,
@@ -65,6 +67,11 @@ pub struct Standing {
 impl Standing {
     pub fn has_tunnel(&self) -> bool {
         self.role == Role::Active
+    }
+
+    /// Another replica is to have the tunnel in place of this one, which ends and starts anew.
+    pub fn must_give_way(&self) -> bool {
+        self.is_left_out && self.has_tunnel() && self.has_successor
     }
 
     /// As it is published.
@@ -108,6 +115,7 @@ struct Replicas {
     own: Option<IpAddr>,
     /// Time at which the own address was first observed in the config.
     listed_at: Option<Instant>,
+    is_left_out: bool,
     /// Time from then on until all nodes admit its packets.
     admission: Duration,
     is_ready: bool,
@@ -127,6 +135,7 @@ impl Replicas {
             sockets: Sockets::default(),
             own: None,
             listed_at: None,
+            is_left_out: false,
             admission: ADMISSION,
             is_ready: false,
             relay: None,
@@ -187,6 +196,7 @@ impl Replicas {
             is_relieved: self.election.is_relieved(),
             is_ready: self.is_ready,
             has_successor: self.election.has_successor(Instant::now()),
+            is_left_out: self.is_left_out,
             others: self.election.others().collect(),
             missing: self.election.missing(Instant::now()),
         }
@@ -198,15 +208,18 @@ impl Replicas {
         if let Some(key) = &input.key {
             Keys::follow(&mut self.keys, key, &config.spec.gateway_uid);
         }
-        let mut others = BTreeSet::new();
+        let (mut others, mut is_listed) = (BTreeSet::new(), false);
         for replica in &config.spec.replicas {
             if is_own(replica.address) {
                 self.own = Some(replica.address);
                 self.listed_at.get_or_insert_with(Instant::now);
+                is_listed = true;
             } else {
                 others.insert(replica.address);
             }
         }
+        // One that has just started is in no config yet.
+        self.is_left_out = !is_listed && self.listed_at.is_some() && !others.is_empty();
         // Without a key no heartbeat can be verified, and there is no tunnel either.
         if self.keys.is_none() {
             others.clear();

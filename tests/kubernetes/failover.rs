@@ -80,7 +80,7 @@ const EVENTS: [Event; 4] = [
 ];
 
 /// Events for clusters without a pod of the streams on any node of a gateway.
-const EVENTS_OF_NODES: [Event; 4] = [
+const EVENTS_OF_NODES: [Event; 5] = [
     Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
     Event::cut_off("its node and the API server are cut off", cut_off_without_server)
         .undone_by(give_back_with_server)
@@ -88,6 +88,7 @@ const EVENTS_OF_NODES: [Event; 4] = [
     Event::cut_off("its process is killed without an API server", kill_without_server)
         .undone_by(start_server),
     Event::hand_over("its node is drained", drain).undone_by(uncordon),
+    Event::abrupt("its Node is deleted", delete_node).undone_by(add_node),
 ];
 
 #[test]
@@ -330,6 +331,15 @@ pub(crate) fn restart(cluster: &Kubernetes, active: &Active) -> Result<()> {
         cluster.kubectl(&["rollout", verb, &name, "--namespace", active.gateway.namespace])?;
     }
     Ok(())
+}
+
+/// What runs there runs on until Kubernetes collects it.
+fn delete_node(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    cluster.kubectl(&["delete", "node", &active.node]).map(drop)
+}
+
+fn add_node(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    cluster.add_node(&active.node)
 }
 
 fn drain(cluster: &Kubernetes, active: &Active) -> Result<()> {

@@ -88,13 +88,25 @@ fn placement(
             ip: Some(pod.address.clone()),
             node: Some(pod.node.clone()),
         }),
-        replicas: own().filter(|pod| pod.is_started).filter_map(|pod| replica(pod)).collect(),
+        replicas: replicas_of(own().copied(), world.nodes),
         is_lost: false,
         ready: replicas("readyReplicas"),
         unavailable: replicas("unavailableReplicas"),
         faults: Vec::<Fault>::new(),
         pod_fault: None,
     }
+}
+
+/// Replicas that nodes reach: a node without its Node takes no packets, whatever still runs there.
+fn replicas_of<'a>(
+    pods: impl Iterator<Item = &'a GatewayPod>,
+    nodes: &Nodes,
+) -> Vec<GatewayReplica> {
+    let started: Vec<_> = pods.filter(|pod| pod.is_started).collect();
+    let has_node = |pod: &&&GatewayPod| nodes.get(&pod.node).is_some();
+    let on_nodes: Vec<_> = started.iter().filter(has_node).copied().collect();
+    let of = if on_nodes.is_empty() { started } else { on_nodes };
+    of.into_iter().filter_map(replica).collect()
 }
 
 fn replica(pod: &GatewayPod) -> Option<GatewayReplica> {
@@ -274,6 +286,19 @@ mod tests {
         assert_eq!(replicas(pod.clone()), 1);
         pod.1["status"]["phase"] = json!("Pending");
         assert_eq!(replicas(pod), 0, "its image may not exist");
+    }
+
+    #[test]
+    fn pod_without_node_is_no_replica_beside_others() {
+        let pods = || [pod("a", "n1", "10.200.1.7", "True"), pod("b", "n2", "10.200.2.7", "True")];
+        let nodes = |with: &[(&'static str, Value)]| {
+            let all: Vec<_> = [deployment()].iter().chain(with).chain(&pods()).cloned().collect();
+            placed(&all).replicas.into_iter().map(|replica| replica.node).collect::<Vec<_>>()
+        };
+        let [n1, n2] = [node("n1", "192.0.2.11"), node("n2", "192.0.2.12")];
+        assert_eq!(nodes(&[n1, n2.clone()]), ["n1", "n2"]);
+        assert_eq!(nodes(&[n2]), ["n2"]);
+        assert_eq!(nodes(&[]), ["n1", "n2"], "no Node is known yet");
     }
 
     #[test]

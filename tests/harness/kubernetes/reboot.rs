@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::control_plane::node_object;
 use super::machine::TIMEOUT;
 use super::{Kubernetes, Machine, node};
 use crate::host::all_processes;
@@ -35,6 +36,13 @@ impl Kubernetes {
     pub fn start_kubelet(&self, node: u8) -> Result<()> {
         let machine = self.machine(node);
         machine.start(&mut node::kubelet(machine, &self.spec))
+    }
+
+    /// Makes a Node that was deleted anew, as its kubelet does when it starts.
+    pub fn add_node(&self, name: &str) -> Result<()> {
+        let at = self.machines.iter().position(|machine| machine.name == name);
+        let number = at.and_then(|at| u8::try_from(at + 1).ok()).context("no such machine")?;
+        self.apply(&node_object(&self.spec, number)?.to_string()).map(drop)
     }
 
     /// Cuts the power of a node that does not run the control plane, and starts it anew. Its disk stays.
