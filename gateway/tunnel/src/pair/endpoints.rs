@@ -97,11 +97,41 @@ fn unproven_endpoint_is_tried_beside_the_session() {
     pair.engines[0].configure(config, pair.now);
     pair.run(|_, sent| sent.to != moved);
     assert!(pair.passes(1) && pair.passes(0), "by the old way");
-    // The server is at both now, and answers from the one that it was sent to last.
+    answers_at_both(&mut pair, Duration::from_secs(11));
+    pair.addresses[1] = moved;
+    assert_eq!(pair.engines[0].peer_state().endpoint, Some(moved));
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+/// As if a successor of the server listened where the client's config led to long ago.
+#[test]
+fn session_of_the_peer_hurries_the_unproven_endpoint() {
+    let mut pair = Pair::connected();
+    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
+    let config = Config { endpoint: Some(moved), ..pair.configs[0].clone() };
+    pair.engines[0].configure(config, pair.now);
+    assert!(pair.passes(1), "by the old way");
+    for _ in 0..100 {
+        pair.run(|_, sent| sent.to != moved);
+        pair.now += Duration::from_secs(1);
+        pair.tick();
+    }
+    pair.run(|_, sent| sent.to != moved);
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, Some(moved));
+    let (known, now) = (Some(pair.addresses[0]), pair.now);
+    let server = Config { endpoint: known, initiate: true, ..pair.configs[1].clone() };
+    pair.engines[1].configure(server, now);
+    pair.engines[1].initiate(now);
+    answers_at_both(&mut pair, Duration::from_secs(3));
+    assert_eq!(pair.engines[0].peer_state().endpoint, Some(moved));
+}
+
+/// The server is at both endpoints, and answers from the one that it was sent to last, until the client's is proven.
+fn answers_at_both(pair: &mut Pair, within: Duration) {
     let (began, mut way) = (pair.now, pair.addresses[1]);
     while pair.engines[0].peer_state().unproven_endpoint.is_some() {
         pair.now += Duration::from_secs(1);
-        assert!(pair.now <= began + Duration::from_secs(11));
+        assert!(pair.now <= began + within, "not proven");
         pair.tick();
         while let Some((from, sent)) = pair.next_sent() {
             if from == 0 {
@@ -112,9 +142,6 @@ fn unproven_endpoint_is_tried_beside_the_session() {
             }
         }
     }
-    pair.addresses[1] = moved;
-    assert_eq!(pair.engines[0].peer_state().endpoint, Some(moved));
-    assert!(pair.passes(0) && pair.passes(1));
 }
 
 /// As after a restart of the client, whose endpoint was edited: the server still knows where it is.

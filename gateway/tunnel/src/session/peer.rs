@@ -283,6 +283,7 @@ impl Peer {
         let mut sessions = self.sessions.iter_mut();
         let held = sessions.find_map(|session| Some((session.keys.position(index)?, session)));
         if held.is_some_and(|(at, session)| session.note_data(at, from, now)) {
+            self.unproven.hurry(now);
             self.note_handshake(now);
         }
     }

@@ -6,6 +6,7 @@ use crate::UdpPath;
 /// First time between two initiations, and the longest: a peer behind a NAT may answer each from another endpoint.
 const FIRST_WAIT: Duration = Duration::from_secs(5);
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
+const HURRY: Duration = Duration::from_secs(1);
 
 /// The configured endpoint, as long as no packet has come from it.
 ///
@@ -23,6 +24,14 @@ struct Try {
 impl Unproven {
     pub(super) fn configure(&mut self, endpoint: SocketAddr, now: Instant) {
         self.0 = Some(Try { endpoint, due: now + FIRST_WAIT, wait: FIRST_WAIT });
+    }
+
+    /// The peer has begun a session, and perhaps moved before.
+    #[cold]
+    pub(super) fn hurry(&mut self, now: Instant) {
+        if let Some(of) = &mut self.0 {
+            (of.due, of.wait) = (of.due.min(now + HURRY), FIRST_WAIT);
+        }
     }
 
     pub(super) fn endpoint(&self) -> Option<SocketAddr> {
