@@ -64,10 +64,9 @@ impl Node {
 }
 
 impl NodePaths {
-    /// Number of a cluster's `nodes` that reach the gateway, unless there are some and all of them do: packets of one that lacks but its
-    /// agent, or that agent its config, pass. `faulty` ones have a
-    /// fault that no probe shows; one that becomes unreachable as well is among both until the
-    /// controller has read that.
+    /// Number of a cluster's `nodes` that reach the gateway, unless there are some and all of them do: packets of one
+    /// that lacks but its agent, or that agent its config, pass. `faulty` ones have a fault that no probe shows; one
+    /// that becomes unreachable as well is among both until the controller has read that.
     pub fn count(&self, nodes: usize, faulty: u32) -> Option<NodeCount> {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let of = number(nodes.max(self.unreachable.len()));
