@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::GatewayConfig;
+use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::networking::Connection;
 use fabric_store::{Kind, ObjectRef, Store, StoreArgs};
 use futures::FutureExt as _;
@@ -199,6 +199,14 @@ impl Host {
         }));
         let mut config = GatewayConfig::new(name, spec.unwrap());
         config.metadata.namespace = Some("t".to_owned());
+        at_once(self.store().put(&config.into())).unwrap();
+    }
+
+    /// Publishes this host's own config.
+    pub(crate) fn publish_node(&self) {
+        let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
+            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []});
+        let config = NodeConfig::new("n1", serde_json::from_value(spec).unwrap());
         at_once(self.store().put(&config.into())).unwrap();
     }
 

@@ -6,6 +6,7 @@ use crate::host::{Host, kill, running, stdout};
 
 /// Has the gateway be connected, and answer.
 fn connect(host: &Host) {
+    host.publish_node();
     host.claim_connected("client");
     let socket = host.path("run/http/gateway-t-client.sock");
     let server = UnixListener::bind(&socket).unwrap();

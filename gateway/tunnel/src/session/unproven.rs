@@ -26,10 +26,10 @@ impl Unproven {
         self.0 = Some(Try { endpoint, due: now + FIRST_WAIT, wait: FIRST_WAIT });
     }
 
-    /// The peer has begun a session, and perhaps moved before.
+    /// The peer has begun a session, and perhaps moved before: what was tried in vain is tried again.
     #[cold]
     pub(super) fn hurry(&mut self, now: Instant) {
-        if let Some(of) = &mut self.0 {
+        if let Some(of) = self.0.as_mut().filter(|of| of.wait > FIRST_WAIT) {
             (of.due, of.wait) = (of.due.min(now + HURRY), FIRST_WAIT);
         }
     }
