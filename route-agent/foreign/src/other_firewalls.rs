@@ -290,8 +290,11 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
         let Request { number, treatment } = pending.borrow_and_update().clone();
         let netns = netns.clone();
         let look = move || {
-            let legacy_rules = legacy_rules::digest(&netns).ok().map(|(digest, _)| digest);
+            let digest = || legacy_rules::digest(&netns).ok().map(|(digest, _)| digest);
+            let before = digest();
             let found = ensure(&netns, &treatment, &mut accepts);
+            // Of rules that change meanwhile it is not known which ones were looked at.
+            let legacy_rules = before.filter(|_| before == digest());
             (found, accepts, legacy_rules)
         };
         let (mut found, state, digest) = match tokio::task::spawn_blocking(look).await {
