@@ -181,7 +181,7 @@ fn is_healthy(cluster: &Kubernetes) -> Result<()> {
 
 /// `rome` is the consumer, its gateway the client.
 pub(crate) fn peer(rome: &Kubernetes, provider: &Kubernetes, way: &[&str]) -> Result<()> {
-    let line = ["peer", "--gw-server-service-type=NodePort", "--timeout=90s", "--skip-confirm"];
+    let line = ["peer", "--gw-server-service-type=NodePort", "--timeout=180s", "--skip-confirm"];
     on_both(rome, provider, &[&line[..], way].concat())
 }
 
