@@ -175,7 +175,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
             Ok(())
         }
         Ok(()) = left_out(standings.clone()) => {
-            tracing::warn!("this replica is in the config no more: its node has no Node; another one takes over");
+            tracing::warn!("the config has left this replica out, as its node has no Node any more: another one takes over");
             replicas::hand_over(&leaving, &mut standings, &handed).await;
             let _ = departure.set(Departure::Restarting);
             Ok(())

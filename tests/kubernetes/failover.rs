@@ -333,7 +333,7 @@ pub(crate) fn restart(cluster: &Kubernetes, active: &Active) -> Result<()> {
     Ok(())
 }
 
-/// What runs there runs on until Kubernetes collects it.
+/// Leaves the pods of that node running until Kubernetes collects them.
 fn delete_node(cluster: &Kubernetes, active: &Active) -> Result<()> {
     cluster.kubectl(&["delete", "node", &active.node]).map(drop)
 }

@@ -293,7 +293,7 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
             let digest = || legacy_rules::digest(&netns).ok().map(|(digest, _)| digest);
             let before = digest();
             let found = ensure(&netns, &treatment, &mut accepts);
-            // Of rules that change meanwhile it is not known which ones were looked at.
+            // Rules that change meanwhile may not be those that were looked at.
             let legacy_rules = before.filter(|_| before == digest());
             (found, accepts, legacy_rules)
         };

@@ -48,6 +48,11 @@ impl Nodes {
         });
         Some(Self { reachable, of, is_without_nodes, unreachable: unreachable.collect() })
     }
+
+    /// Packets of some pods do not pass.
+    pub(super) fn are_faulty(&self) -> bool {
+        self.is_without_nodes || !self.unreachable.is_empty()
+    }
 }
 
 /// One line a node, of a gateway that answers or is not seen.
@@ -57,13 +62,6 @@ pub(super) fn problems(peering: &Peering, now: Timestamp) -> Vec<String> {
     let gateway = peering.gateway.as_deref().unwrap_or_default();
     let place = format!("gateway {}/{gateway}", peering.namespace);
     nodes.map(|node| format!("{place}: {}", describe(&node.as_reported(), now))).collect()
-}
-
-impl Nodes {
-    /// Packets of some pods do not pass.
-    pub(super) fn are_faulty(&self) -> bool {
-        self.is_without_nodes || !self.unreachable.is_empty()
-    }
 }
 
 impl Node {

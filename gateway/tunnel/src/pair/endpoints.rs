@@ -91,12 +91,7 @@ fn other_rules_or_another_endpoint_keep_the_session() {
 /// As if the server had moved later than the client's config, and its packets still arrived by the old way.
 #[test]
 fn unproven_endpoint_is_tried_beside_the_session() {
-    let mut pair = Pair::connected();
-    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
-    let config = Config { endpoint: Some(moved), ..pair.configs[0].clone() };
-    pair.engines[0].configure(config, pair.now);
-    pair.run(|_, sent| sent.to != moved);
-    assert!(pair.passes(1) && pair.passes(0), "by the old way");
+    let (mut pair, moved) = led_elsewhere();
     answers_at_both(&mut pair, Duration::from_secs(11));
     pair.addresses[1] = moved;
     assert_eq!(pair.engines[0].peer_state().endpoint, Some(moved));
@@ -106,11 +101,7 @@ fn unproven_endpoint_is_tried_beside_the_session() {
 /// As if a successor of the server listened where the client's config led to long ago.
 #[test]
 fn session_of_the_peer_hurries_the_unproven_endpoint() {
-    let mut pair = Pair::connected();
-    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
-    let config = Config { endpoint: Some(moved), ..pair.configs[0].clone() };
-    pair.engines[0].configure(config, pair.now);
-    assert!(pair.passes(1), "by the old way");
+    let (mut pair, moved) = led_elsewhere();
     for _ in 0..100 {
         pair.run(|_, sent| sent.to != moved);
         pair.now += Duration::from_secs(1);
@@ -124,6 +115,17 @@ fn session_of_the_peer_hurries_the_unproven_endpoint() {
     pair.engines[1].initiate(now);
     answers_at_both(&mut pair, Duration::from_secs(3));
     assert_eq!(pair.engines[0].peer_state().endpoint, Some(moved));
+}
+
+/// A connected pair whose client's config leads to where nobody is, and that address.
+fn led_elsewhere() -> (Pair, SocketAddr) {
+    let mut pair = Pair::connected();
+    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
+    let config = Config { endpoint: Some(moved), ..pair.configs[0].clone() };
+    pair.engines[0].configure(config, pair.now);
+    pair.run(|_, sent| sent.to != moved);
+    assert!(pair.passes(1) && pair.passes(0), "by the old way");
+    (pair, moved)
 }
 
 /// The server is at both endpoints, and answers from the one that it was sent to last, until the client's is proven.

@@ -89,7 +89,7 @@ pub(super) enum Field {
     Port {
         source: bool,
     },
-    /// None, but the value of a map for one: no comparison of it is understood.
+    /// Value that a map has for a field: no comparison of it is understood.
     OfMap,
 }
 
