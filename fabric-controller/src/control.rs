@@ -376,7 +376,6 @@ impl Controller {
             let plan = Plan {
                 whole: self.index.is_whole(),
                 gateways: wanted.gateways.clone(),
-                active: wanted.active.clone(),
                 services: wanted.services.clone(),
                 secrets: wanted.secrets.clone(),
                 problems: problems.unwrap_or_else(known),

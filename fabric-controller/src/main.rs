@@ -17,8 +17,8 @@ use fabric_migration::withdrawal::{Prefixes, withdraw};
 use fabric_runtime::Stop;
 use fabric_store::{ApiServer, Store};
 use fabric_webhook::{Webhook, WebhookArgs};
-use gateway_workloads::Kubernetes;
 use gateway_workloads::report::report;
+use gateway_workloads::{Kubernetes, keep_active_labels};
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
@@ -127,7 +127,9 @@ impl Replica {
         let findings = vitals.findings.clone();
         let gateways = vitals.gateways.clone().unwrap_or_default();
         let reports = report(server.clone(), &config.name, &identity, findings.clone());
-        tokio::pin!(reports);
+        let (works, is_working) = watch::channel(false);
+        let labels = keep_active_labels(server, is_working);
+        tokio::pin!(reports, labels);
         let election = Election::new(server, &identity).listening_at(config.address());
         let mut election = election.reporting(findings.clone());
         loop {
@@ -137,6 +139,7 @@ impl Replica {
                 () = vitals.heartbeat.while_waiting(election.won()) => {}
                 () = gateways.while_waiting(is_standby) => {}
                 () = &mut reports => {}
+                () = &mut labels => {}
             }
             // State observed by another store may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
@@ -149,14 +152,17 @@ impl Replica {
             let unserved = unserved::report(self.server.clone(), &identity);
             findings.clear();
             vitals.metrics.set_elected(true);
+            works.send_replace(true);
             let stopped = tokio::select! {
                 () = controller.run(stop.requested()) => true,
                 () = kubernetes.run() => true,
                 () = election.lost() => false,
                 () = &mut reports => true,
+                () = &mut labels => true,
                 () = unserved => true,
             };
             vitals.metrics.set_elected(false);
+            works.send_replace(false);
             election.release().await;
             if stopped {
                 return Ok(());

@@ -26,9 +26,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_index::placement::{
-    ActiveReplicas, Peers, PlannedGateways, PlannedServices, SecretGaps,
-};
+use fabric_index::placement::{Peers, PlannedGateways, PlannedServices, SecretGaps};
 use fabric_index::{Index, owner};
 use fabric_model::{KeyPair, Model, Problems};
 use fabric_objects::{Kind, Object, ObjectRef, Problem};
@@ -56,7 +54,6 @@ pub struct Published {
     pub keys: BTreeMap<ObjectRef, KeyPair>,
     /// Gateways that are to run in Kubernetes.
     pub gateways: PlannedGateways,
-    pub active: ActiveReplicas,
     pub secrets: SecretGaps,
     pub peers: Peers,
     /// IPs that request a Service, in Kubernetes.
@@ -112,7 +109,6 @@ pub fn compile(index: &Index, now: Timestamp) -> Published {
         placed::report(index, &gateways.all, &mut problems);
         statuses.extend(placed::statuses(index, &gateways.all));
         out.gateways = placed::planned(index, &gateways.all);
-        out.active = placed::active(index, &gateways.all);
         out.secrets = secrets::gaps(index, &gateways.all, &mut problems);
         out.peers = peers::peers(index, peerings, &gateways.all);
         out.services = services::planned(index, &mut problems);

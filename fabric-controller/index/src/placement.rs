@@ -27,9 +27,6 @@ pub type PodAddresses = BTreeMap<String, BTreeSet<IpAddr>>;
 /// The gateways that are to run.
 pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
 
-/// Addresses of the pods that have the tunnels, of gateways that report that.
-pub type ActiveReplicas = BTreeMap<ObjectRef, IpAddr>;
-
 /// The IPs that are to have a Service, without their status.
 pub type PlannedServices = BTreeMap<ObjectRef, IP>;
 
@@ -81,7 +78,6 @@ pub struct Plan {
     /// True if all objects are known: what is not named here is not to run.
     pub whole: bool,
     pub gateways: PlannedGateways,
-    pub active: ActiveReplicas,
     pub secrets: SecretGaps,
     pub services: PlannedServices,
     /// All problems, each with the uid of the object that it is about.

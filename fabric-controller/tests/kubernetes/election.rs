@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use fabric_api::labels;
 use fabric_kube_client::lease::Election;
 use fabric_store::Store;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use crate::cluster::{Cluster, client, cluster, cluster_alone, peering, tenant};
+use crate::cluster::{
+    Cluster, client, cluster, cluster_alone, cluster_ip, peering, server, tenant,
+};
 
 const LEASE: &str = "weft-fabric-controller";
 
@@ -119,8 +124,9 @@ async fn request_lease(cluster: &Cluster) {
 }
 
 #[test]
-fn stopped_controller_hands_lease_over_at_once() {
+fn controllers_work_in_place_of_the_one_that_is_stopped() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
+    let first = Pid::from_raw(cluster.first.try_into().unwrap());
     let held = |name: &str| {
         let lease = cluster.get("lease", "liqo", LEASE)?;
         let holder = lease["spec"]["holderIdentity"].as_str()?.to_owned();
@@ -130,9 +136,37 @@ fn stopped_controller_hands_lease_over_at_once() {
     cluster.run_controller("second");
     std::thread::sleep(Duration::from_secs(3));
     held("first").expect("the second one waits");
+
+    cluster.apply_all(&peering("bath"));
+    cluster.apply(&server("bath", &cluster_ip()));
+    for (pod, node, address) in [("a", "n1", "10.200.1.30"), ("b", "n2", "10.200.2.30")] {
+        cluster.run_pod("bath", pod, node, address);
+    }
+    let has_tunnel = |address: &str| {
+        let config = json!({"apiVersion": "fabric.weft.dev/v1alpha1", "kind": "GatewayConfig",
+            "metadata": {"name": "server", "namespace": tenant("bath")}});
+        cluster.set_status(&config, &json!({"active": {"address": address, "epoch": 7}}));
+    };
+    let is_labelled = |pod: &str, active: &str| {
+        let pod = cluster.get("pod", &tenant("bath"), pod)?;
+        (pod["metadata"]["labels"][labels::ACTIVE] == active).then_some(())
+    };
+    cluster.until("a config", || cluster.get("gatewayconfig", &tenant("bath"), "server"));
+    has_tunnel("10.200.1.30");
+    cluster.until("the other pod has no tunnel", || is_labelled("b", "false"));
+    kill(first, Signal::SIGSTOP).unwrap();
     let began = Instant::now();
-    let first = nix::unistd::Pid::from_raw(cluster.first.try_into().unwrap());
-    nix::sys::signal::kill(first, nix::sys::signal::Signal::SIGTERM).unwrap();
+    has_tunnel("10.200.2.30");
+    cluster.until("it has the tunnel", || {
+        is_labelled("a", "false").and_then(|()| is_labelled("b", "true"))
+    });
+    // After that another one would work.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    held("first").expect("it has the Lease");
+    kill(first, Signal::SIGCONT).unwrap();
+
+    let began = Instant::now();
+    kill(first, Signal::SIGTERM).unwrap();
     cluster.until("the second one works", || held("second"));
     // One that is not let go takes 15 s and more.
     assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());

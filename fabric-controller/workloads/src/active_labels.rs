@@ -1,86 +1,190 @@
 //! The label of the pod that has a gateway's tunnel, by which its Service and Liqo's tools find it.
+//!
+//! Every replica of the controller keeps the labels right, from what gateways report alone: the one that works may have
+//! been on the node that was lost with the tunnel.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use fabric_api::fabric::{ActiveReplica, GatewayConfig};
 use fabric_api::labels;
-use fabric_index::placement::ActiveReplicas;
-use fabric_kube_client::requests::{Requests, Target};
-use fabric_objects::{Kind, ObjectRef};
-use fabric_runtime::{Heartbeat, chain};
+use fabric_kube_client::ApiServer;
+use fabric_kube_client::reflector::{Change, Reflector, Selection};
+use fabric_kube_client::requests::{Name, Requests, Target, name};
+use fabric_runtime::{chain, until};
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
-use kube::api::ApiResource;
+use kube::api::{ApiResource, Object};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::pods::GatewayPod;
+use super::pods::{GatewayPod, Read};
 
 /// Time until the retry of a write that failed, or that the watch has not reported.
 const RETRY: Duration = Duration::from_secs(5);
+/// Time that is left to the replica that works.
+const STANDBY_DELAY: Duration = Duration::from_millis(300);
 
-/// Writes the labels.
-pub(super) struct ActiveLabels {
+/// Part of a GatewayConfig that is read.
+type ReadConfig = Object<Nothing, Status>;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Nothing {}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Status {
+    active: Option<ActiveReplica>,
+}
+
+/// Addresses of the pods that have the tunnels, by namespace and name of the gateway.
+type ActiveReplicas = BTreeMap<Name, IpAddr>;
+
+/// Keeps the labels right, and does not return. While `works` is false another replica of the controller may do
+/// so, too.
+pub async fn keep_active_labels(server: &ApiServer, mut works: watch::Receiver<bool>) {
+    let mut labels = ActiveLabels::new(server);
+    let mut due: Option<Instant> = None;
+    loop {
+        let is_news = tokio::select! {
+            change = labels.configs.next() => labels.take_config(change),
+            change = labels.pods.next() => labels.take_pod(change),
+            changed = works.changed() => changed.is_ok(),
+            () = until(due) => {
+                due = labels.write().await;
+                false
+            }
+        };
+        if is_news && labels.configs.is_synced() && labels.pods.is_synced() {
+            let delay = if *works.borrow() { Duration::ZERO } else { STANDBY_DELAY };
+            let soon = Instant::now() + delay;
+            due = Some(due.map_or(soon, |due| due.min(soon)));
+        }
+    }
+}
+
+struct ActiveLabels {
     requests: Requests,
+    configs: Reflector<(), ReadConfig>,
+    pods: Reflector<(), Read>,
+    active: ActiveReplicas,
+    known: BTreeMap<Name, GatewayPod>,
     /// Values written a moment ago, by uid of the pod.
     written: BTreeMap<String, (bool, Instant)>,
 }
 
 impl ActiveLabels {
-    pub(super) fn new(client: Client) -> Self {
-        let requests = Requests::new(client, labels::CONTROLLER_MANAGER);
-        Self { requests, written: BTreeMap::new() }
+    fn new(server: &ApiServer) -> Self {
+        let (client, metrics) = (&server.client, &server.metrics);
+        let mut configs = Reflector::new(client.clone(), metrics.clone());
+        configs.open((), Selection::all(ApiResource::erase::<GatewayConfig>(&())));
+        let mut pods = Reflector::new(client.clone(), metrics.clone());
+        let all = Selection::all(ApiResource::erase::<Pod>(&()));
+        pods.open((), all.labels(&format!("{}={}", labels::COMPONENT, labels::GATEWAY)));
+        Self {
+            requests: Requests::new(client.clone(), labels::CONTROLLER_MANAGER),
+            configs,
+            pods,
+            active: BTreeMap::new(),
+            known: BTreeMap::new(),
+            written: BTreeMap::new(),
+        }
     }
 
-    /// Time of the next retry.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.written.values().map(|(_, at)| *at + RETRY).min()
+    fn take_config(&mut self, change: Change<(), ReadConfig>) -> bool {
+        let (gateway, active) = match change {
+            Change::Applied((), config) => {
+                let active = config.status.unwrap_or_default().active;
+                (name(&config.metadata), active.map(|active| active.address))
+            }
+            Change::Deleted((), config) => (name(&config.metadata), None),
+            Change::Listed((), names) => {
+                self.active.retain(|gateway, _| names.contains(gateway));
+                return true;
+            }
+            Change::Problems => return false,
+        };
+        put(&mut self.active, gateway, active)
     }
 
-    pub(super) async fn reconcile(
-        &mut self,
-        active: &ActiveReplicas,
-        pods: &[&GatewayPod],
-        heartbeat: &Heartbeat,
-    ) {
-        let wrong = wrong(active, pods);
+    fn take_pod(&mut self, change: Change<(), Read>) -> bool {
+        let (pod, read) = match change {
+            Change::Applied((), read) => (name(&read.metadata), GatewayPod::of(&read)),
+            Change::Deleted((), read) => (name(&read.metadata), None),
+            Change::Listed((), names) => {
+                self.known.retain(|pod, _| names.contains(pod));
+                return true;
+            }
+            Change::Problems => return false,
+        };
+        put(&mut self.known, pod, read)
+    }
+
+    /// Writes the labels that are wrong, and returns the time of the next retry.
+    async fn write(&mut self) -> Option<Instant> {
+        let wrong = wrong(&self.active, self.known.values());
         self.written.retain(|uid, (value, at)| {
             let is_wrong =
                 wrong.iter().any(|(pod, is)| pod.uid.as_ref() == Some(uid) && is == value);
             is_wrong && at.elapsed() < RETRY
         });
+        let mut due = Vec::new();
         for (pod, value) in wrong {
             let Some(uid) = pod.uid.clone().filter(|uid| !self.written.contains_key(uid)) else {
                 continue;
             };
-            heartbeat.beat();
-            let (namespace, name) = (pod.gateway.0.clone(), pod.name.clone());
-            let target = Target::new(ApiResource::erase::<Pod>(&()), (namespace, name));
-            let change =
-                json!({"metadata": {"uid": uid, "labels": {labels::ACTIVE: value.to_string()}}});
+            due.push(label(&self.requests, pod, value));
             self.written.insert(uid, (value, Instant::now()));
-            match self.requests.merge_unread(&target, &change).await {
-                Ok(()) => tracing::info!(pod = %target, active = value, "labelled"),
-                Err(error) => {
-                    let error = chain(&error);
-                    tracing::warn!(pod = %target, error, "cannot be labelled; its Service may lead elsewhere");
-                }
-            }
+        }
+        // At once: kube-proxy may wait for a second after each change of a Service's pods.
+        join_all(due).await;
+        self.written.values().map(|(_, at)| *at + RETRY).min()
+    }
+}
+
+async fn label(requests: &Requests, pod: &GatewayPod, value: bool) {
+    let target =
+        Target::new(ApiResource::erase::<Pod>(&()), (pod.gateway.0.clone(), pod.name.clone()));
+    let labels = json!({labels::ACTIVE: value.to_string()});
+    let change = json!({"metadata": {"uid": pod.uid, "labels": labels}});
+    match requests.merge_unread(&target, &change).await {
+        Ok(()) => tracing::info!(pod = %target, active = value, "labelled"),
+        Err(error) => {
+            let error = chain(&error);
+            tracing::warn!(pod = %target, error, "cannot be labelled; its Service may lead elsewhere");
         }
     }
 }
 
-/// Pods with a wrong label, and its right value. Without a report of the active one every pod is labelled, as
-/// it may be the one with the tunnel.
-fn wrong<'a>(active: &ActiveReplicas, pods: &[&'a GatewayPod]) -> Vec<(&'a GatewayPod, bool)> {
-    let should = |pod: &GatewayPod| {
-        let (namespace, name) = &pod.gateway;
-        let gateways = [Kind::GatewayServer, Kind::GatewayClient]
-            .map(|kind| ObjectRef::new(kind, namespace, name));
-        let active = gateways.iter().find_map(|gateway| active.get(gateway));
-        active.is_none_or(|active| pod.address.parse().as_ref() == Ok(active))
+/// Returns true if the value is another one than before.
+fn put<V: PartialEq>(map: &mut BTreeMap<Name, V>, key: Name, value: Option<V>) -> bool {
+    let is_other = map.get(&key) != value.as_ref();
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
     };
-    let all = pods.iter().map(|pod| (*pod, should(pod)));
+    is_other
+}
+
+/// Pods with a wrong label, and its right value. While no pod of a gateway is the one that is reported to have the
+/// tunnel, each is labelled, as it may be.
+fn wrong<'a>(
+    active: &ActiveReplicas,
+    pods: impl Iterator<Item = &'a GatewayPod> + Clone,
+) -> Vec<(&'a GatewayPod, bool)> {
+    let has_tunnel = |pod: &GatewayPod| {
+        let active = active.get(&pod.gateway);
+        active.is_some_and(|active| pod.address.parse().as_ref() == Ok(active))
+    };
+    let should = |pod: &GatewayPod| {
+        let mut own = pods.clone().filter(|other| other.gateway == pod.gateway);
+        has_tunnel(pod) || !own.any(has_tunnel)
+    };
+    let all = pods.clone().map(|pod| (pod, should(pod)));
     all.filter(|(pod, should)| pod.is_active != *should).collect()
 }
 
@@ -103,14 +207,14 @@ mod tests {
     fn pod_with_tunnel_alone_is_labelled() {
         let pods = [pod("a", "10.200.1.7", true), pod("b", "10.200.2.7", true)];
         let of = |address: Option<&str>, pods: &[GatewayPod]| {
-            let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
+            let gateway = ("t".to_owned(), "server".to_owned());
             let active = address.map(|address| (gateway, address.parse().unwrap()));
-            let pods: Vec<_> = pods.iter().collect();
-            let wrong = wrong(&active.into_iter().collect(), &pods);
+            let wrong = wrong(&active.into_iter().collect(), pods.iter());
             wrong.iter().map(|(pod, should)| (pod.name.clone(), *should)).collect::<Vec<_>>()
         };
         assert_eq!(of(Some("10.200.2.7"), &pods), [("a".to_owned(), false)]);
         assert!(of(None, &pods).is_empty());
+        assert!(of(Some("10.200.3.7"), &pods).is_empty(), "of a pod that is gone");
         let pods = [pod("a", "10.200.1.7", false), pod("b", "10.200.2.7", true)];
         let expected = [("a".to_owned(), true), ("b".to_owned(), false)];
         assert_eq!(of(Some("10.200.1.7"), &pods), expected);

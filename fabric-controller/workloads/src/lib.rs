@@ -44,7 +44,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use absence::Absence;
-use active_labels::ActiveLabels;
 use events::Events;
 use fabric_index::placement::{Placement, Placements, Plan, PlannedGateway};
 use fabric_kube_client::findings::{Findings, Reader};
@@ -58,6 +57,7 @@ use template::{Origin, Template};
 use waves::Waves;
 use writer::{Desired, WriteError, Writer};
 
+pub use active_labels::keep_active_labels;
 pub use foreign_clusters::clear as clear_foreign_clusters;
 pub use liqo_ips::NETWORKING_OFF;
 pub use liqo_template::is_argument_of_liqo;
@@ -102,7 +102,6 @@ struct Gateways {
     waves: Waves,
     events: Events,
     secrets: Secrets,
-    active_labels: ActiveLabels,
     absence: Absence,
     findings: Findings,
     heartbeat: Heartbeat,
@@ -166,8 +165,7 @@ impl Kubernetes {
             findings,
             heartbeat,
             events: Events::new(client.clone(), identity),
-            secrets: Secrets::new(client.clone()),
-            active_labels: ActiveLabels::new(client),
+            secrets: Secrets::new(client),
             absence: Absence::default(),
             plan,
             placements,
@@ -211,9 +209,6 @@ impl Gateways {
             }
             let plan = self.plan.borrow_and_update().clone();
             let Some(plan) = plan else { continue };
-            // First: until then the Service leads to a pod that has no tunnel any more.
-            let pods: Vec<&GatewayPod> = self.pods.of_gateways().collect();
-            self.active_labels.reconcile(&plan.active, &pods, &heartbeat).await;
             faults = self.reconcile(&plan, faults).await;
             self.secrets.complete(&plan.secrets, &heartbeat).await;
             self.events.emit_new(&plan.problems, &heartbeat).await;
@@ -286,7 +281,6 @@ impl Gateways {
             let due = [
                 self.writer.again(),
                 self.secrets.due(),
-                self.active_labels.due(),
                 self.absence.due(Instant::now()),
                 self.events.again(),
                 self.pods.start_due(Timestamp::now()),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fabric_api::fabric::{GatewayConfig, GatewayReplica};
 use fabric_api::networking::InternalEndpoint;
 use fabric_index::Index;
-use fabric_index::placement::{ActiveReplicas, Placement, PlannedGateway, PlannedGateways};
+use fabric_index::placement::{Placement, PlannedGateway, PlannedGateways};
 use fabric_model::gateway::End;
 use fabric_model::{Gateway, Problems};
 use fabric_objects::{Object, ObjectRef};
@@ -64,7 +64,7 @@ fn with_status(index: &Index, gateway: &Gateway<'_>) -> Object {
 pub(super) fn internal_endpoint(index: &Index, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
     let placement = placement(index, gateway);
     let now = match active_replica(index, gateway) {
-        Some((GatewayReplica { address, node }, _)) => {
+        Some(GatewayReplica { address, node }) => {
             Some(InternalEndpoint { ip: Some(address.to_string()), node: Some(node.clone()) })
         }
         None => placement.and_then(|placement| placement.internal.clone()),
@@ -83,23 +83,11 @@ pub(super) fn replicas<'a>(index: &'a Index, gateway: &Gateway<'_>) -> &'a [Gate
     placement(index, gateway).map(|placement| placement.replicas.as_slice()).unwrap_or_default()
 }
 
-/// The pod that reports that it has the tunnel, while there is one, and the number of the take-over by which it
-/// has that.
-pub(super) fn active_replica<'a>(
-    index: &'a Index,
-    gateway: &Gateway<'_>,
-) -> Option<(&'a GatewayReplica, u64)> {
+/// The pod that reports that it has the tunnel, while there is one.
+fn active_replica<'a>(index: &'a Index, gateway: &Gateway<'_>) -> Option<&'a GatewayReplica> {
     let config = index.typed::<GatewayConfig>(&gateway.config())?;
     let active = config.status.as_ref()?.active?;
-    let mut replicas = replicas(index, gateway).iter();
-    Some((replicas.find(|replica| replica.address == active.address)?, active.epoch))
-}
-
-pub(super) fn active(index: &Index, gateways: &[Gateway<'_>]) -> ActiveReplicas {
-    let all = gateways.iter();
-    let active =
-        all.filter_map(|of| Some((of.reference.clone(), active_replica(index, of)?.0.address)));
-    active.collect()
+    replicas(index, gateway).iter().find(|replica| replica.address == active.address)
 }
 
 /// VXLAN endpoint of the gateway for the nodes.

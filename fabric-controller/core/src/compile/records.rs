@@ -16,7 +16,7 @@ use fabric_model::{Cluster, Gateway, Mapping, Peering};
 use fabric_objects::Kind;
 
 use super::desired::Desired;
-use super::placed::{active_replica, internal_endpoint, pod_address, replicas};
+use super::placed::{internal_endpoint, pod_address, replicas};
 
 /// Peerings as all nodes see them, by peer.
 pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
@@ -141,9 +141,12 @@ fn ends_of(
         let addresses = replicas.iter().map(|replica| replica.address);
         let others = addresses.clone().filter(|address| !ends.underlay.contains(address));
         ends.node_addresses.extend(others);
-        if replicas.len() > 1 {
-            ends.replicas = addresses.collect();
-            ends.epoch = active_replica(index, gateway).map(|(_, epoch)| epoch);
+        // One on a node without its Node is no replica any more, and may have the tunnel for a moment.
+        if addresses.clone().any(|address| !ends.underlay.contains(&address)) {
+            let reported = index.typed::<GatewayConfig>(&gateway.config());
+            let active = reported.and_then(|config| config.status.as_ref()?.active);
+            let active = active.filter(|active| ends.underlay.contains(&active.address));
+            (ends.replicas, ends.epoch) = (addresses.collect(), active.map(|active| active.epoch));
         }
     } else {
         let host = cluster.node(ends.node.as_deref()?)?;
