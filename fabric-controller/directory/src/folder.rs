@@ -69,18 +69,21 @@ impl<T: Parse> Folder<T> {
     /// Reads what is new or changed and drops what is gone. If the folder itself cannot be
     /// read, all stays as it was.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
-        self.refresh_if(false, |_, _| true)
+        let names = self.names()?;
+        self.refresh_if(names, false, |_, _| true);
+        Ok(())
     }
 
-    /// The same, but keeps what is gone if `keeps_gone`, and skips a file in which nothing was found so far unless
-    /// `may_hold` accepts its name and text.
+    /// The same with these [`Self::names`], but keeps what is gone if `keeps_gone`, and skips a file in which nothing
+    /// was found so far unless `may_hold` accepts its name and text.
     pub(crate) fn refresh_if(
         &mut self,
+        names: Vec<String>,
         keeps_gone: bool,
         may_hold: impl Fn(&str, &str) -> bool,
-    ) -> io::Result<()> {
+    ) {
         let mut found = BTreeMap::new();
-        for name in self.names()? {
+        for name in names {
             let path = self.path.join(&name);
             // Follows links. One to nothing is reported; a file removed since is not.
             match fs::metadata(&path) {
@@ -106,16 +109,10 @@ impl<T: Parse> Folder<T> {
             cached.stamp = stamp.filter(Stamp::is_trusted);
             cached.inode = inode;
         }
-        Ok(())
-    }
-
-    /// Returns true if the folder can be read, and has no file.
-    pub(crate) fn is_bare(&self) -> bool {
-        self.names().is_ok_and(|names| names.is_empty())
     }
 
     /// Names of the files that may be read.
-    fn names(&self) -> io::Result<Vec<String>> {
+    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(&self.path)?;
         if let Some(only) = &self.only {
             return Ok(vec![only.clone()]);

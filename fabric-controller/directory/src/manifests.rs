@@ -13,8 +13,8 @@ use crate::folder::{Folder, Parse, Unreadable};
 use crate::last_good::LastGood;
 use crate::parse::{self, Located};
 
-/// Time after which an object that vanished from a file edited in place counts as gone, and a file that is not among
-/// those with which an empty folder fills again.
+/// Time after which an object that vanished from a file edited in place counts as gone; and after the last file with
+/// which an empty folder fills again, those that are not among them.
 pub(crate) const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -24,12 +24,21 @@ pub(crate) struct Manifests {
     /// The only objects that matter, unless all do: files without their names are not parsed.
     only: Vec<ObjectRef>,
     unreadable: Option<Problem>,
-    /// The folder has lost all files.
-    is_bare: bool,
-    /// Time since which it has some again.
-    filled: Option<Instant>,
-    /// Last readable content of the files, if they could not be read since the start.
+    /// The folder could not be read, or had lost all files.
+    was_away: bool,
+    filling: Option<Filling>,
+    /// Last readable content of files that could not be read since the start.
     remembered: Vec<(String, Vec<Located>)>,
+}
+
+/// A folder that has files again.
+#[derive(Debug)]
+struct Filling {
+    /// Time of the last new one, and how many there are.
+    since: Instant,
+    count: usize,
+    /// Known files that it does not have.
+    lacks: BTreeSet<String>,
 }
 
 /// One file.
@@ -53,21 +62,25 @@ impl Manifests {
     pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>, only: Vec<ObjectRef>) -> Self {
         let (folder, last_good) = (Folder::new(dir, None), LastGood::new(last_good));
         let (unreadable, remembered) = (None, Vec::new());
-        Self { folder, last_good, only, unreadable, is_bare: false, filled: None, remembered }
+        Self { folder, last_good, only, unreadable, was_away: false, filling: None, remembered }
     }
 
     pub(crate) fn refresh(&mut self) {
         let unreadable = self.refresh_folder().err();
-        self.remembered.clear();
+        self.was_away = unreadable.is_some();
         self.unreadable = unreadable.map(|message| Problem {
             source: self.folder.path().display().to_string(),
             object: None,
             field: None,
             message,
         });
-        if self.unreadable.is_some() && self.folder.files().next().is_none() {
+        self.remembered.clear();
+        if self.unreadable.is_some() || self.filling.is_some() {
+            let cached: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
             let files = self.last_good.files().into_iter();
-            self.remembered = files.map(|file| (file.clone(), self.last_good.of(&file))).collect();
+            let lacking = files.filter(|file| !cached.contains(file.as_str()));
+            self.remembered =
+                lacking.map(|file| (file.clone(), self.last_good.of(&file))).collect();
         }
         for (file, manifest) in self.folder.files_mut() {
             manifest.settle();
@@ -83,23 +96,39 @@ impl Manifests {
     /// Reads the folder, or returns why what was there stays. One without any file most likely is the place of a
     /// file system that is not mounted, or about to be filled again.
     fn refresh_folder(&mut self) -> Result<(), String> {
-        let had_files = self.folder.files().next().is_some() || !self.last_good.files().is_empty();
-        let was_bare = std::mem::replace(&mut self.is_bare, had_files && self.folder.is_bare());
-        if self.is_bare {
+        let names = self.folder.names();
+        let names = names.map_err(|error| {
+            format!("cannot be read: {error}; expected a directory of manifests")
+        })?;
+        if names.is_empty() && !self.known().is_empty() {
             return Err("holds no manifest any more, and what was there stays in use; expected the manifests, \
                         or `weft down` to take the fabric away"
                 .to_owned());
         }
-        if was_bare {
-            self.filled = Some(Instant::now());
-        }
-        self.filled.take_if(|since| since.elapsed() >= SETTLE);
+        self.filling = self.filling(&names);
         let (last_good, only) = (&self.last_good, &self.only);
-        let refreshed = self.folder.refresh_if(self.filled.is_some(), |file, text| {
+        self.folder.refresh_if(names, self.filling.is_some(), |file, text| {
             names_any(only, text) || names_any(only, &last_good.text(file))
         });
-        refreshed
-            .map_err(|error| format!("cannot be read: {error}; expected a directory of manifests"))
+        Ok(())
+    }
+
+    /// Names of all files that something is known of.
+    fn known(&self) -> BTreeSet<String> {
+        let cached = self.folder.files().map(|(file, _)| file.to_owned());
+        cached.chain(self.last_good.files()).collect()
+    }
+
+    fn filling(&self, names: &[String]) -> Option<Filling> {
+        let (now, count) = (Instant::now(), names.len());
+        let since = match &self.filling {
+            _ if self.was_away => now,
+            Some(before) if count <= before.count => before.since,
+            Some(_) => now,
+            None => return None,
+        };
+        let lacks = || self.known().into_iter().filter(|file| !names.contains(file)).collect();
+        (now < since + SETTLE).then(|| Filling { since, count, lacks: lacks() })
     }
 
     /// See [`crate::Watch::remember`].
@@ -115,7 +144,7 @@ impl Manifests {
 
     pub(crate) fn is_unsettled(&self) -> bool {
         let mut files = self.folder.files();
-        self.filled.is_some() || files.any(|(_, manifest)| manifest.leaving.is_some())
+        self.filling.is_some() || files.any(|(_, manifest)| manifest.leaving.is_some())
     }
 
     fn keep(&mut self) {
@@ -125,8 +154,10 @@ impl Manifests {
         if self.last_good.is_lost() {
             self.write_all();
         }
-        let there: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
-        self.last_good.retain(|file| there.contains(file));
+        if self.filling.is_none() {
+            let there: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
+            self.last_good.retain(|file| there.contains(file));
+        }
         for (file, manifest) in self.folder.files_mut().filter(|(_, m)| m.changed) {
             manifest.changed = !self.last_good.keep(file, &manifest.objects);
         }
@@ -158,6 +189,9 @@ impl Manifests {
                 continue;
             }
             if let Some((first, sound)) = places.get(&reference).cloned() {
+                if self.lacks(file) {
+                    continue;
+                }
                 let better = located.sound && !sound;
                 let (used, other) = if better { (&place, &first) } else { (&first, &place) };
                 problems.push(Problem {
@@ -175,10 +209,18 @@ impl Manifests {
         }
     }
 
+    /// Those of files that the folder lacks for the moment last: they may be in another one by now.
     fn located(&self) -> impl Iterator<Item = (&str, &Located)> {
-        let files = self.folder.files().map(|(file, manifest)| (file, &manifest.objects));
+        let files = || self.folder.files().map(|(file, manifest)| (file, &manifest.objects));
+        let there = files().filter(|(file, _)| !self.lacks(file));
+        let lacking = files().filter(|(file, _)| self.lacks(file));
         let remembered = self.remembered.iter().map(|(file, objects)| (file.as_str(), objects));
-        files.chain(remembered).flat_map(|(file, objects)| objects.iter().map(move |o| (file, o)))
+        let all = there.chain(lacking).chain(remembered);
+        all.flat_map(|(file, objects)| objects.iter().map(move |o| (file, o)))
+    }
+
+    fn lacks(&self, file: &str) -> bool {
+        self.filling.as_ref().is_some_and(|filling| filling.lacks.contains(file))
     }
 
     /// Names of the files that hold an object; `None` if a change of one may go without an event

@@ -141,6 +141,63 @@ async fn emptied_folder_keeps_objects_until_it_is_filled() {
 }
 
 #[tokio::test]
+async fn folder_that_fills_after_a_start_loses_nothing() {
+    let place = Place::new();
+    let texts = [("a.yaml", network("a", "10.1.0.0/16")), ("b.yaml", network("b", "10.2.0.0/16"))];
+    texts.iter().for_each(|(file, text)| place.write(file, text));
+    {
+        let mut watch = place.store.watch(&[Kind::Network]);
+        watch.remember();
+        sync(&mut watch).await;
+    }
+    texts.iter().for_each(|(file, _)| place.remove(file));
+    let mut watch = place.store.watch(&[Kind::Network]);
+    watch.remember();
+    let first = sync(&mut watch).await;
+    let applied = first.iter().filter(|event| matches!(event, Event::Applied(_))).count();
+    assert_eq!(applied, 2, "{first:?}");
+    place.write("b.yaml", &texts[1].1);
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    place.write("a.yaml", &texts[0].1);
+    quiet(&mut watch).await;
+}
+
+/// Each within half a second of the one before, all of them after more than that.
+#[tokio::test]
+async fn folder_that_is_made_anew_may_fill_slowly() {
+    let place = Place::new();
+    let texts =
+        ["a", "b", "c", "d"].map(|name| (format!("{name}.yaml"), network(name, "10.1.0.0/16")));
+    texts.iter().for_each(|(file, text)| place.write(file, text));
+    let mut watch = place.store.watch(&[Kind::Network]);
+    sync(&mut watch).await;
+    fs::remove_dir_all(place.path("manifests")).unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.len() == 1));
+    fs::create_dir(place.path("manifests")).unwrap();
+    for (file, text) in &texts {
+        place.write(file, text);
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()));
+    quiet(&mut watch).await;
+}
+
+#[tokio::test]
+async fn only_file_may_be_replaced_under_another_name() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]);
+    sync(&mut watch).await;
+    place.remove("a.yaml");
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.len() == 1));
+    place.write("z.yaml", &network("a", "10.3.0.0/16"));
+    assert_eq!(cidr_of(&applied(next(&mut watch).await)), "10.3.0.0/16");
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()));
+    quiet(&mut watch).await;
+}
+
+#[tokio::test]
 async fn a_cancelled_wait_loses_nothing() {
     let place = Place::new();
     let mut watch = place.store.watch(&[Kind::Network]);
