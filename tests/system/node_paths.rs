@@ -18,7 +18,7 @@ use crate::scene::{PORT, Scene, TIMEOUT, play};
 
 /// From a fault or its end until `weft status` shows it, at default settings.
 const NAMED: Duration = Duration::from_secs(3);
-/// The same of loss, which is chance: of a thousand cases two take longer than [`NAMED`].
+/// The same of loss, which is chance: of a hundred cases one takes longer than [`NAMED`].
 const PARTIAL_NAMED: Duration = Duration::from_secs(4);
 const HEALTHY: Duration = Duration::from_secs(5);
 /// Until a gateway that starts names a node that has not probed it: 15 s, a grace, and its own start.

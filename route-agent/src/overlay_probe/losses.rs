@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::turns::Turns;
 
-/// Time after which an unanswered probe begins a burst.
+/// Time after which an unanswered probe begins a burst, from the first answer on to one that was sent no earlier.
 const OVERDUE: Duration = Duration::from_millis(100);
 /// Time after which an unanswered probe of a burst is lost: three times that of the slowest answer of late, within
 /// these bounds.
@@ -27,16 +27,15 @@ const LOSSY_INTERVAL: Duration = Duration::from_millis(50);
 const SETTLED_INTERVAL: Duration = Duration::from_millis(200);
 const SETTLED: Duration = Duration::from_secs(10);
 const PROMISING: usize = 4;
-/// Probes of a burst, the fewest that are called lossy, and those that a share is computed of.
+/// Probes of a burst, and those that a share is computed of.
 const WINDOW: usize = 20;
-const MIN_DECIDED: usize = 10;
 const LONG_WINDOW: usize = 60;
 /// Probes in a row that end a loss, if none is lost.
 const UNBROKEN: usize = 30;
 /// Separate gaps that make a loss: a single one is a pause, as of a gateway that restarts.
 const MIN_GAPS: usize = 2;
-/// Least share of lost probes that is reported, in percent.
-const MIN_LOSS: usize = 15;
+/// Lost probes of a burst that make one. Where two of a hundred are lost, a burst of 1,800 has so many.
+const MIN_LOST: usize = 4;
 /// Shortest time between two changes of a reported share.
 const STEADY: Duration = Duration::from_secs(10);
 
@@ -65,7 +64,7 @@ pub(super) struct Loss {
 struct Sample {
     nonce: u64,
     sent: Instant,
-    is_answered: bool,
+    answered: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,12 +97,12 @@ impl Losses {
         if self.samples.len() == LONG_WINDOW {
             self.samples.pop_front();
         }
-        self.samples.push_back(Sample { nonce, sent: now, is_answered: false });
+        self.samples.push_back(Sample { nonce, sent: now, answered: None });
     }
 
     pub(super) fn handle_reply(&mut self, nonce: u64, now: Instant) {
         if let Some(sample) = self.samples.iter_mut().find(|sample| sample.nonce == nonce) {
-            sample.is_answered = true;
+            sample.answered = Some(now);
             self.slowest = self.slowest.max(now - sample.sent);
         }
         self.turns.handle_reply(nonce);
@@ -113,15 +112,15 @@ impl Losses {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.burst {
             Some(burst) => Some(burst.next_at),
-            None => self.gap().map(|sample| sample.sent + OVERDUE),
+            None => self.gap().map(|(_, due)| due),
         }
     }
 
     /// Time passed. Returns whether a probe of a burst is due to this one of so many gateways of its node.
     pub(super) fn poll(&mut self, turns: u32, now: Instant) -> bool {
         let Some(mut burst) = self.burst else {
-            let gap = self.gap().filter(|sample| sample.sent + OVERDUE <= now);
-            let Some(since) = gap.map(|sample| sample.sent) else { return false };
+            let gap = self.gap().filter(|(_, due)| *due <= now);
+            let Some((since, _)) = gap else { return false };
             // Earlier losses may be those of a pause.
             self.samples.clear();
             self.burst = Some(Burst { since, sent: 1, next_at: now + BURST_INTERVAL });
@@ -149,22 +148,29 @@ impl Losses {
         is_due
     }
 
-    /// The first unanswered probe of those that were sent no later than an answered one.
-    fn gap(&self) -> Option<&Sample> {
-        let last = self.samples.iter().rfind(|sample| sample.is_answered)?;
-        self.samples.iter().find(|sample| !sample.is_answered && sample.sent <= last.sent)
+    /// Time at which the first unanswered probe of those was sent that are no younger than an answered one, and at
+    /// which it is overdue.
+    fn gap(&self) -> Option<(Instant, Instant)> {
+        let last = self.samples.iter().rfind(|sample| sample.answered.is_some())?;
+        let is_gap = |sample: &&Sample| sample.answered.is_none() && sample.sent <= last.sent;
+        let sent = self.samples.iter().find(is_gap)?.sent;
+        let not_older = self.samples.iter().filter(|sample| sample.sent >= sent);
+        let first_answer = not_older.filter_map(|sample| sample.answered).min()?;
+        Some((sent, first_answer + OVERDUE))
     }
 
     /// The latest probes are answered, but for those of the last moment.
     fn is_promising(&self, now: Instant) -> bool {
-        let is_open = |of: &&Sample| !of.is_answered && now < of.sent + self.answer_time();
+        let is_open = |of: &&Sample| of.answered.is_none() && now < of.sent + self.answer_time();
         let decided = self.samples.iter().rev().skip_while(is_open);
-        decided.take(PROMISING).all(|sample| sample.is_answered)
+        decided.take(PROMISING).all(|sample| sample.answered.is_some())
     }
 
     fn is_undecided(&self, now: Instant) -> bool {
         let answer_time = self.answer_time();
-        self.samples.iter().any(|sample| !sample.is_answered && now < sample.sent + answer_time)
+        self.samples
+            .iter()
+            .any(|sample| sample.answered.is_none() && now < sample.sent + answer_time)
     }
 
     fn answer_time(&self) -> Duration {
@@ -173,9 +179,14 @@ impl Losses {
 
     fn measure(&mut self, began: Instant, now: Instant) {
         let answer_time = self.answer_time();
-        let is_decided = |sample: &&Sample| sample.is_answered || now >= sample.sent + answer_time;
-        let answers: Vec<bool> =
-            self.samples.iter().filter(is_decided).map(|sample| sample.is_answered).collect();
+        let is_decided =
+            |sample: &&Sample| sample.answered.is_some() || now >= sample.sent + answer_time;
+        let answers: Vec<bool> = self
+            .samples
+            .iter()
+            .filter(is_decided)
+            .map(|sample| sample.answered.is_some())
+            .collect();
         let latest = |count: usize| &answers[answers.len().saturating_sub(count)..];
         let recent = latest(WINDOW);
         let lost = |of: &[bool]| of.iter().filter(|is_answered| !**is_answered).count();
@@ -184,10 +195,7 @@ impl Losses {
             // An outage by itself is no loss, and ends none.
             before if lost(recent) == recent.len() => before.is_some(),
             Some(_) => lost(latest(UNBROKEN)) > 0,
-            None => {
-                let is_much = lost(recent) * 100 >= recent.len() * MIN_LOSS;
-                recent.len() >= MIN_DECIDED && gaps >= MIN_GAPS && is_much
-            }
+            None => lost(recent) >= MIN_LOST && gaps >= MIN_GAPS,
         };
         let share = lost(&answers) * 100 / answers.len().max(1);
         let percent = u8::try_from((share + 5) / 10 * 10).unwrap_or(100).max(10);
@@ -212,6 +220,8 @@ mod tests {
 
     const MILLI: Duration = Duration::from_millis(1);
     const TURN: Duration = Duration::from_secs(1);
+    /// Probes of a turn.
+    const TRAIN: usize = crate::overlay_probe::prober::TRAIN;
 
     /// A clock, turns of a second, and a gateway that answers at once.
     struct World {
@@ -245,9 +255,9 @@ mod tests {
                 if is_turn {
                     self.turn_at += TURN;
                 }
-                if is_turn || self.losses.poll(1, self.now) {
-                    self.send(percent);
-                }
+                let count =
+                    if is_turn { TRAIN } else { usize::from(self.losses.poll(1, self.now)) };
+                (0..count).for_each(|_| self.send(percent));
             }
             self.now = end;
         }
@@ -296,7 +306,7 @@ mod tests {
             world.pass(1000, 0);
             world.sent = 0;
             world.pass(10_000, 0);
-            assert_eq!(world.sent, 10, "seed {seed}: only turns");
+            assert_eq!(world.sent, 10 * TRAIN, "seed {seed}: only turns");
         }
     }
 
@@ -307,7 +317,7 @@ mod tests {
             world.pass(20_000, 40);
             world.sent = 0;
             world.pass(60_000, 40);
-            assert!((300..600).contains(&world.sent), "seed {seed}: {} in a minute", world.sent);
+            assert!((600..900).contains(&world.sent), "seed {seed}: {} in a minute", world.sent);
             world.pass(3000, 0);
             assert_eq!(world.percent(), None, "seed {seed}");
         }
@@ -334,8 +344,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn answers_of_any_delay_up_to_a_second_are_no_loss() {
+    /// Steps of a minute at which a loss is reported, and probes, with answers after `delay` and up to so many
+    /// milliseconds more.
+    fn delayed(delay: u64, jitter: u64) -> (usize, usize) {
         let mut world = World::new(1);
         let (mut due, mut reported) = (Vec::new(), 0);
         for step in 0..60_000_u64 {
@@ -344,16 +355,28 @@ mod tests {
             if is_turn {
                 world.losses.begin_turn(world.nonce + 1, world.now);
             }
-            if is_turn || world.losses.poll(1, world.now) {
+            let is_burst = world.losses.poll(1, world.now);
+            let count = if is_turn { TRAIN } else { usize::from(is_burst) };
+            for _ in 0..count {
                 world.send(100);
-                due.push((step + 50 + world.random % 850, world.nonce));
+                due.push((step + delay + world.random % jitter, world.nonce));
             }
             for (_, nonce) in due.extract_if(.., |(at, _)| *at <= step) {
                 world.losses.handle_reply(nonce, world.now);
             }
-            reported += u32::from(world.percent().is_some());
+            reported += usize::from(world.percent().is_some());
         }
-        assert_eq!(reported, 0, "of 60,000");
+        (reported, world.sent)
+    }
+
+    #[test]
+    fn answers_of_any_delay_up_to_a_second_are_no_loss() {
+        assert_eq!(delayed(50, 850).0, 0, "of 60,000");
+    }
+
+    #[test]
+    fn answers_that_are_late_together_begin_no_burst() {
+        assert_eq!(delayed(110, 30), (0, 60 * TRAIN));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const MAX_TURNS: u32 = 10;
 /// Small probes of a turn, sent at once: with 40 % of packets lost, 19 of 20 turns lack an answer, where with one
 /// probe two of five would.
-const TRAIN: usize = 6;
+pub(super) const TRAIN: usize = 6;
 /// Time until a probe counts as unanswered, and between the probes of a burst.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const BURST_INTERVAL: Duration = Duration::from_millis(200);
@@ -70,6 +70,8 @@ pub(super) struct Probe {
 pub(super) struct Prober {
     gateways: BTreeMap<IpAddr, Gateway>,
     nonce: u64,
+    /// Part of an interval by which the first turn comes earlier.
+    ahead: Duration,
 }
 
 #[derive(Debug)]
@@ -100,9 +102,11 @@ struct Pending {
 }
 
 impl Prober {
-    /// `seed` distinguishes this agent's nonces from those of its predecessor.
+    /// `seed` is any random number: nonces differ from those of the agent before, and turns come at another time than
+    /// those of other nodes, which all begin with one version of the config.
     pub(super) fn new(seed: u64) -> Self {
-        Self { gateways: BTreeMap::new(), nonce: seed }
+        let ahead = INTERVAL.mul_f64((seed % 1000) as f64 / 1000.0);
+        Self { gateways: BTreeMap::new(), nonce: seed, ahead }
     }
 
     /// Probes these gateways from now on. What is known of those that stay is kept.
@@ -117,7 +121,7 @@ impl Prober {
                 Some(_) | None => Gateway::new(target, now),
             };
             // Gateways of one node have their turns one after another.
-            gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1);
+            gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1) - self.ahead;
             if gateway.target.way() != target.way() {
                 gateway.next_at = now;
             }
@@ -142,7 +146,7 @@ impl Prober {
             }
             let is_full_due = gateway.full_size.poll(gateway.pending.is_none(), now);
             let is_due = gateway.next_at <= now;
-            let is_turn = is_due && gateway.pending.is_none();
+            let is_turn = is_due && gateway.turn_at <= now && gateway.pending.is_none();
             if is_turn {
                 gateway.losses.begin_turn(self.nonce + 1, now);
             }
