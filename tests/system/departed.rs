@@ -158,6 +158,13 @@ fn host_without_node_refuses_peers() -> Result<()> {
             weft_on(host, &["status", "--run-dir", "/run/agent-2;", "echo", "exit code $?"])?;
         let expected = ["this host, rome-2, is no node of rome", "exit code 3"];
         ensure!(expected.iter().all(|text| status.contains(text)), "{status}");
+        rome.apply("cluster", &own(&ClusterSpec { nodes: 0, ..rome.spec.clone() }))?;
+        wait_until("the peer knows that there is no node", TIMEOUT, || {
+            let status = weft_on(&milan.nodes[0].host, &["status;", "echo", "exit code $?"])?;
+            let expected = ["peer rome: its cluster has no node", "exit code 3"];
+            ensure!(expected.iter().all(|text| status.contains(text)), "{status}");
+            Ok(())
+        })?;
         rome.apply("cluster", &own(&rome.spec))?;
         let _servers = serve(first_pod(milan))?;
         wait_until("the host that is a node again reaches the peer", TIMEOUT, || {

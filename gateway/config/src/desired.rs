@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use fabric_api::fabric::{
@@ -64,6 +64,16 @@ pub struct Endpoint {
     /// Addresses and DNS names, the first that answers is used. Never empty.
     pub hosts: Vec<String>,
     pub port: u16,
+}
+
+impl Endpoint {
+    /// Returns false if it certainly does not lead to this address and port.
+    pub fn may_be(&self, at: SocketAddr) -> bool {
+        let is_it = |host: &String| {
+            host.parse::<IpAddr>().map_or(true, |ip| ip.to_canonical() == at.ip().to_canonical())
+        };
+        self.port == at.port() && self.hosts.iter().any(is_it)
+    }
 }
 
 /// Prefix of the peer and the one that this cluster sees in its place.

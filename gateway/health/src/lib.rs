@@ -267,7 +267,9 @@ impl Evidence<'_> {
         let last = self.last_answer.max(self.last_received);
         let is_unanswered =
             last.is_none_or(|at| now.saturating_duration_since(at) >= ANSWER_TIMEOUT);
-        if is_unanswered && (!self.is_connected() || self.has_unanswered()) {
+        // Without a session nothing is sent that could be unanswered.
+        let is_expired = self.is_connected() && !self.peer.has_session;
+        if is_unanswered && (!self.is_connected() || is_expired || self.has_unanswered()) {
             return self.responses_not_received(now).or_else(|| Some(self.no_answer()));
         }
         if self.is_not_received(now) {

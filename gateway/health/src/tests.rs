@@ -543,6 +543,18 @@ fn ipv6_that_the_peer_refuses_is_a_fault_here_too() {
 }
 
 #[test]
+fn expired_session_is_no_answer() {
+    let scene = Scene::new();
+    let of_before = scene.evidence();
+    let (peer, unanswered) = (PeerState { has_session: false, ..of_before.peer }, None);
+    let last = scene.now.checked_sub(Duration::from_secs(3));
+    let lost = Evidence { peer, unanswered, last_answer: last, last_received: last, ..of_before };
+    assert_eq!(scene.reasons(&lost), [Reason::NoAnswer], "handshakes alone show it");
+    let recent = Evidence { last_received: Some(scene.now), ..lost };
+    assert_eq!(scene.reasons(&recent), [], "a rotation may be on its way");
+}
+
+#[test]
 fn nodes_cut_off_at_the_peer_are_counted() {
     let scene = Scene::new();
     let peer_nodes = Some(NodeCount { reachable: 0, of: 1 });
@@ -556,4 +568,7 @@ fn nodes_cut_off_at_the_peer_are_counted() {
     let lost = Evidence { value: ConnectionValue::Connecting, ..evidence };
     let reasons = scene.reasons(&lost);
     assert!(!reasons.contains(&Reason::PeerNodesUnreachable), "an old report: {reasons:?}");
+    let peer_nodes = Some(NodeCount { reachable: 0, of: 0 });
+    let faults = diagnose(&Evidence { peer_nodes, ..scene.evidence() }, scene.now);
+    assert!(faults[0].message.contains("its cluster has no node"), "{}", faults[0].message);
 }

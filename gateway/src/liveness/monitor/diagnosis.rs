@@ -152,7 +152,8 @@ impl Diagnosis {
         };
         self.is_weft = true;
         (self.peer_differs, self.peer_id_differs) = (weft.cidrs_differ, weft.id_differs);
-        self.peer_nodes = weft.nodes.filter(|nodes| nodes.reachable < nodes.of);
+        let lacks_some = |nodes: &NodeCount| nodes.of == 0 || nodes.reachable < nodes.of;
+        self.peer_nodes = weft.nodes.filter(lacks_some);
         self.peer_refuses_ipv6 = weft.refuses_ipv6;
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
@@ -291,10 +292,10 @@ impl Diagnosis {
             value,
             started: self.started,
             peer: PeerState {
-                unproven_endpoint: self
-                    .session
-                    .unproven_endpoint
-                    .filter(|_| self.is_endpoint_edited),
+                unproven_endpoint: self.session.unproven_endpoint.filter(|at| {
+                    let configured = running.desired.endpoint.as_ref();
+                    self.is_endpoint_edited && configured.is_some_and(|of| of.may_be(*at))
+                }),
                 duplicate: self.duplicate(),
                 ..self.session
             },
@@ -412,6 +413,23 @@ mod tests {
         assert_eq!(first, Some((at(20), at(20))));
         assert_eq!(reports(None, 3 * SECOND, at(23)), Some((at(20), at(23))));
         assert_eq!(reports(None, SECOND / 10, at(24)), None, "it has received one");
+    }
+
+    #[test]
+    fn nodes_that_the_peer_lacks_are_known() {
+        let now = Instant::now();
+        let mut diagnosis = Diagnosis::new(now);
+        let mut known = |nodes: Option<NodeCount>| {
+            let mut message = reporting(None);
+            message.weft.as_mut().unwrap().nodes = nodes;
+            diagnosis.handle_message(&message, now);
+            diagnosis.peer_nodes
+        };
+        let count = |reachable, of| Some(NodeCount { reachable, of });
+        for lacking in [count(0, 0), count(0, 2), count(1, 2)] {
+            assert_eq!(known(lacking), lacking);
+        }
+        assert_eq!([known(count(2, 2)), known(None)], [None, None]);
     }
 
     #[test]
