@@ -305,6 +305,7 @@ impl Controller {
         let problems = self.with_uids(&wanted.problems);
         self.instruct(&wanted, Some(problems));
         self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses, &wanted.problems));
+        self.vitals.findings.set(Reader::Missing, self.missing(&wanted.problems));
         let needs_ipam = !wanted.ipam_requests.is_empty()
             || !self.releases.is_empty()
             || !self.undone.is_empty();
@@ -342,6 +343,19 @@ impl Controller {
 
     fn retry_at(&mut self, at: Option<Instant>) {
         self.retry = self.retry.into_iter().chain(at).min();
+    }
+
+    /// Problem of a cluster without its ID, which is not there to show that.
+    fn missing(&self, problems: &[Problem]) -> BTreeSet<Problem> {
+        let is_missing = |problem: &&Problem| {
+            let object = problem.object.as_ref();
+            object.is_some_and(|of| of.kind == Kind::ConfigMap && self.index.get(of).is_none())
+        };
+        let named = problems.iter().filter(is_missing).map(|problem| {
+            let (source, object, field) = (String::new(), None, None);
+            Problem { source, object, field, message: problem.to_string() }
+        });
+        named.collect()
     }
 
     fn with_uids(&self, problems: &[Problem]) -> BTreeMap<Problem, String> {

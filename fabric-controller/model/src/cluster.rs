@@ -167,9 +167,15 @@ fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
         let missing =
             "missing; expected the cluster's ID in it (the chart, or `weft init`, makes it)";
         problems.add(&reference, "", missing);
-        return None;
+        return published_id(index);
     };
     problems.accepted(&reference, check::cluster_id(map))
+}
+
+/// ID under which nodes have their configs: the cluster is the same one without the object that names it.
+fn published_id(index: &Index) -> Option<ClusterId> {
+    let mut configs = index.all::<NodeConfig>(Kind::NodeConfig);
+    configs.find_map(|(_, config)| config.spec.cluster_id.parse().ok())
 }
 
 /// Reports other ConfigMaps that name the cluster, by their name or the label by which Liqo finds its own. In

@@ -4,7 +4,7 @@ mod cases;
 
 use std::sync::Arc;
 
-use fabric_api::fabric::GatewayConfig;
+use fabric_api::fabric::{GatewayConfig, GatewayConfigSpec};
 use fabric_api::networking::Configuration;
 use fabric_objects::{Kind, Object, ObjectRef};
 use serde_json::{Value, json};
@@ -387,6 +387,11 @@ fn missing_cluster_id_keeps_objects_and_is_reported() {
     assert!(world.problems()[0].contains("ConfigMap liqo/liqo-clusterid-configmap: missing"));
     assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
     assert_eq!(world.held(), held);
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    let nodes = |config: &GatewayConfigSpec| config.nodes.len();
+    let after = world.gateway("liqo-tenant-turin", "client").map(nodes);
+    assert_eq!(after, before.as_ref().map(|config| nodes(config) + 1), "it goes on");
     world.apply(cluster_id("Not A Name"));
     world.settle();
     assert!(world.problems()[0].contains("data.CLUSTER_ID: \"Not A Name\" is not a cluster ID"));
