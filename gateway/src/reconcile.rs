@@ -167,15 +167,19 @@ impl Dataplane {
         self.done = Some(Done { desired: desired.clone(), mtu, source, open: seen.connected });
         problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
         if let Some(key) = seen.input.key.as_ref().filter(|_| seen.standing.has_tunnel()) {
-            let predecessor = seen.standing.predecessor.map(|of| of.tunnel.stamp);
+            let predecessor = seen.standing.predecessor;
+            let stamp = predecessor.map(|of| of.tunnel.stamp).unwrap_or_default();
+            // Until the endpoint is edited.
+            let follows = predecessor.filter(|of| of.peer() == seen.endpoint);
             let order = Order {
                 desired: desired.clone(),
                 key: key.clone(),
                 endpoint: seen.endpoint,
+                unproven: follows.and_then(|of| of.tunnel.unproven),
                 port_before: seen.input.remembered.port,
-                stamp_before: seen.input.remembered.stamp.max(predecessor.unwrap_or_default()),
-                has_predecessor: seen.standing.predecessor.is_some(),
-                relay: seen.standing.predecessor.and_then(|of| of.relay()).map(|at| at.ip()),
+                stamp_before: seen.input.remembered.stamp.max(stamp),
+                has_predecessor: predecessor.is_some(),
+                relay: predecessor.and_then(|of| of.relay()).map(|at| at.ip()),
                 mtu: mtu.bytes,
                 ports: seen.ports,
             };

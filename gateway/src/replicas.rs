@@ -7,6 +7,7 @@
 
 pub mod election;
 mod heartbeat;
+mod listing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,17 +26,14 @@ use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::state::{Plane, View};
+use crate::state::{Plane, Running, View};
 use election::{Election, Predecessor, Role, Tunnel};
 use heartbeat::{Keys, MAX_LENGTH};
+use listing::Listing;
 
 /// UDP port of the heartbeats.
 pub const REPLICA_PORT: u16 = 12347;
 
-/// Time from the publication of a replica until all nodes take packets from it, also those whose route-agent
-/// is being replaced. For each node, as long as the controller may wait with a version.
-const ADMISSION: Duration = Duration::from_secs(10);
-const NODE_ADMISSION: Duration = Duration::from_millis(25);
 /// Datagrams of a socket that are read before it is time to send.
 const READS: usize = 64;
 
@@ -45,6 +43,8 @@ pub struct Standing {
     pub role: Role,
     /// Number of the last observed take-over.
     pub epoch: u64,
+    /// This one has the tunnel, and the peer has not answered it for a while.
+    pub is_stuck: bool,
     /// Own address, if there are replicas.
     pub address: Option<IpAddr>,
     /// Another replica that has the tunnel, if this one stands by.
@@ -113,11 +113,7 @@ struct Replicas {
     keys: Option<Keys>,
     sockets: Sockets,
     own: Option<IpAddr>,
-    /// Time at which the own address was first observed in the config.
-    listed_at: Option<Instant>,
-    is_left_out: bool,
-    /// Time from then on until all nodes admit its packets.
-    admission: Duration,
+    listing: Listing,
     is_ready: bool,
     /// Port of the relay of the present or last lane.
     relay: Option<u16>,
@@ -134,9 +130,7 @@ impl Replicas {
             keys: None,
             sockets: Sockets::default(),
             own: None,
-            listed_at: None,
-            is_left_out: false,
-            admission: ADMISSION,
+            listing: Listing::new(Instant::now()),
             is_ready: false,
             relay: None,
         }
@@ -187,6 +181,7 @@ impl Replicas {
         Standing {
             role,
             epoch: self.election.epoch(),
+            is_stuck: self.election.is_stuck(Instant::now()),
             address: self.own.filter(|_| self.keys.is_some()),
             active_other: self
                 .election
@@ -196,7 +191,7 @@ impl Replicas {
             is_relieved: self.election.is_relieved(),
             is_ready: self.is_ready,
             has_successor: self.election.has_successor(Instant::now()),
-            is_left_out: self.is_left_out,
+            is_left_out: self.listing.is_left_out(Instant::now()),
             others: self.election.others().collect(),
             missing: self.election.missing(Instant::now()),
         }
@@ -210,16 +205,15 @@ impl Replicas {
         }
         let (mut others, mut is_listed) = (BTreeSet::new(), false);
         for replica in &config.spec.replicas {
-            if is_own(replica.address) {
-                self.own = Some(replica.address);
-                self.listed_at.get_or_insert_with(Instant::now);
-                is_listed = true;
+            if self.own == Some(replica.address) || is_own(replica.address) {
+                (self.own, is_listed) = (Some(replica.address), true);
             } else {
                 others.insert(replica.address);
             }
         }
-        // One that has just started is in no config yet.
-        self.is_left_out = !is_listed && self.listed_at.is_some() && !others.is_empty();
+        let now = Instant::now();
+        self.listing.follow(is_listed, !others.is_empty(), config.spec.nodes.len(), now);
+        self.election.set_unlisted(self.listing.is_unlisted());
         // Without a key no heartbeat can be verified, and there is no tunnel either.
         if self.keys.is_none() {
             others.clear();
@@ -228,18 +222,18 @@ impl Replicas {
         let has_replicas = self.keys.is_some() && !config.spec.replicas.is_empty();
         self.sockets.follow(&others, has_replicas);
         self.own = self.own.or_else(|| self.sockets.local_address());
-        self.election.set_others(others, Instant::now());
+        self.election.set_others(others, now);
         if let Some(active) = input.named {
-            self.election.handle_published(active, self.own, Instant::now());
+            self.election.handle_published(active, self.own, now);
         }
-        let nodes = u32::try_from(config.spec.nodes.len()).unwrap_or(u32::MAX);
-        self.admission = ADMISSION + NODE_ADMISSION * nodes;
     }
 
     fn follow_plane(&mut self) {
         let plane = self.sources.planes.borrow();
         self.relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
-        let is_admitted = self.listed_at.is_some_and(|at| at.elapsed() >= self.admission);
+        let is_admitted = self.listing.is_admitted(Instant::now());
+        let last = |running: &Running| running.lane.snapshot().peer.last_authentic;
+        self.election.set_heard(plane.running.as_ref().and_then(last).is_some());
         self.is_ready = is_admitted && plane.applied.is_some() && plane.problems.is_empty();
         self.election.set_ready(self.is_ready);
     }
@@ -275,7 +269,9 @@ impl Replicas {
         };
         let connected = self.sources.views.borrow().is_connected() && plane.running.is_some();
         let peer = stats.peer.endpoint.filter(|_| stats.peer.is_endpoint_authentic);
-        Tunnel { connected, peer, relay: self.relay, stamp: stats.last_stamp }
+        let unproven =
+            stats.peer.unproven_endpoint.filter(|of| peer.is_some_and(|peer| peer != *of));
+        Tunnel { connected, peer, unproven, relay: self.relay, stamp: stats.last_stamp }
     }
 }
 

@@ -127,6 +127,7 @@ pub(crate) fn config(rules: &RulesConfig, own: &PrivateKey, peer: PublicKey) -> 
         peer_key: Some(peer),
         endpoint: Some(peer_address()),
         initiate: true,
+        unproven: None,
         calls_back: false,
         relay: None,
         keepalive: None,

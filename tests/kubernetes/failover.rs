@@ -24,12 +24,14 @@ pub(crate) const TAKEN_OVER: Duration = Duration::from_secs(3);
 const HANDED_OVER: Duration = Duration::from_secs(1);
 /// The same if what a Service leads elsewhere by may have been on the same node: the working controller.
 const CUT_OFF: Duration = Duration::from_secs(10);
+/// Longest outage by a node of the standby, which takes nothing from the replica with the tunnel.
+const UNTOUCHED: Duration = Duration::from_millis(200);
 /// Time until an address is granted without a node. Services lead to what was on it until Kubernetes has given it up.
 const GRANTED: Duration = Duration::from_secs(30);
 /// Time for the outcome of an event to show in a stream.
 pub(crate) const AFTERWARDS: Duration = Duration::from_secs(3);
 
-/// Something that takes the tunnel from a replica.
+/// Something that takes the tunnel from a replica, or that it keeps it through.
 struct Event {
     what: &'static str,
     run: fn(&Kubernetes, &Active) -> Result<()>,
@@ -38,6 +40,7 @@ struct Event {
     limit: Duration,
     /// Time until it is undone.
     lasts: Duration,
+    stays: bool,
     /// Packets to a server's Service go to the lost node until kube-proxy learns of the other one.
     is_of_clients: bool,
 }
@@ -50,6 +53,7 @@ impl Event {
             undo: |_, _| Ok(()),
             limit: TAKEN_OVER,
             lasts: AFTERWARDS,
+            stays: false,
             is_of_clients: false,
         }
     }
@@ -61,6 +65,11 @@ impl Event {
     /// The outage depends on more than the other replica.
     const fn cut_off(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
         Self { limit: CUT_OFF, lasts: CUT_OFF, ..Self::abrupt(what, run) }
+    }
+
+    /// The tunnel stays where it is.
+    const fn of_standby(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
+        Self { limit: UNTOUCHED, stays: true, ..Self::abrupt(what, run) }
     }
 
     const fn of_clients(self) -> Self {
@@ -80,7 +89,9 @@ const EVENTS: [Event; 4] = [
 ];
 
 /// Events for clusters without a pod of the streams on any node of a gateway.
-const EVENTS_OF_NODES: [Event; 5] = [
+const EVENTS_OF_NODES: [Event; 6] = [
+    Event::of_standby("the node of its standby is cut off", cut_off_standby)
+        .undone_by(give_back_standby),
     Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
     Event::cut_off("its node and the API server are cut off", cut_off_without_server)
         .undone_by(give_back_with_server)
@@ -254,9 +265,10 @@ fn take_tunnel(
         (event.run)(cluster, &before)?;
         std::thread::sleep(event.lasts);
         (event.undo)(cluster, &before)?;
-        wait_until("another replica is active", TIMEOUT, || {
+        let expected = if event.stays { "the same replica" } else { "another replica" };
+        wait_until(&format!("{expected} is active"), TIMEOUT, || {
             let after = active(cluster, gateway)?.address;
-            ensure!(after != before.address, "{after} is still active");
+            ensure!((after == before.address) == event.stays, "{after} is active");
             are_ready(cluster, gateway)
         })?;
         pair.wait_connected(SOON)
@@ -284,10 +296,13 @@ pub(crate) fn active(cluster: &Kubernetes, gateway: Object<'static>) -> Result<A
     let address = &config["status"]["active"]["address"];
     let pods = pods(cluster, gateway)?;
     let pod = pods.iter().find(|pod| pod["status"]["podIP"] == *address);
-    let pod = pod.with_context(|| format!("no pod of {gateway} has {address}"))?;
+    replica(gateway, pod.with_context(|| format!("no pod of {gateway} has {address}"))?)
+}
+
+fn replica(gateway: Object<'static>, pod: &Value) -> Result<Active> {
     let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
     let node = pod["spec"]["nodeName"].as_str().context("a pod has a node")?;
-    let address = address.as_str().context("an address")?.parse()?;
+    let address = pod["status"]["podIP"].as_str().context("an address")?.parse()?;
     Ok(Active { gateway, pod: name.to_owned(), node: node.to_owned(), address })
 }
 
@@ -365,6 +380,20 @@ pub(crate) fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
 
 pub(crate) fn give_back(cluster: &Kubernetes, active: &Active) -> Result<()> {
     machine_of(cluster, active)?.host.net().nft("delete table inet cut")
+}
+
+fn cut_off_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    cut_off(cluster, &standby_of(cluster, active)?)
+}
+
+fn give_back_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    give_back(cluster, &standby_of(cluster, active)?)
+}
+
+fn standby_of(cluster: &Kubernetes, active: &Active) -> Result<Active> {
+    let pods = pods(cluster, active.gateway)?;
+    let other = pods.iter().find(|pod| pod["metadata"]["name"] != active.pod.as_str());
+    replica(active.gateway, other.context("no pod stands by")?)
 }
 
 fn machine_of<'a>(cluster: &'a Kubernetes, active: &Active) -> Result<&'a Machine> {

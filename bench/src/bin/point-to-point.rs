@@ -43,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         peer_key: Some(PublicKey::from_bytes(&key(peer_key)?)?),
         initiate: endpoint.is_some(),
         endpoint,
+        unproven: None,
         calls_back: false,
         relay: None,
         keepalive: None,

@@ -26,6 +26,8 @@ pub struct Order {
     pub desired: Arc<Desired>,
     pub key: PrivateKey,
     pub endpoint: Option<SocketAddr>,
+    /// A configured endpoint that has not answered the replica before, which found the peer at another one.
+    pub unproven: Option<SocketAddr>,
     /// UDP port of an earlier gateway of this peering.
     pub port_before: Option<u16>,
     /// Timestamp of its last initiation.
@@ -277,6 +279,7 @@ fn lane_config(order: &Order) -> Result<Config, RulesError> {
         private_key: order.key.clone(),
         peer_key: desired.peer_key,
         endpoint: order.endpoint,
+        unproven: order.unproven,
         // A server that knows its client's last endpoint initiates at once, too.
         initiate: order.endpoint.is_some(),
         calls_back: order.has_predecessor && desired.role == Role::Server,

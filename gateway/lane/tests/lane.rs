@@ -125,6 +125,7 @@ impl Two {
             peer_key: Some(keys[1 - i].public()),
             endpoint: (i == 0).then_some(endpoint),
             initiate: i == 0,
+            unproven: None,
             calls_back: false,
             relay: None,
             keepalive: None,

@@ -7,8 +7,9 @@
 //! Active --> Leaving         the process ends
 //! ```
 //!
-//! Each take-over has the next epoch, and the greatest one wins. Two replicas that cannot reach each other
-//! are both active for a while: then `status.active` of the GatewayConfig decides.
+//! Each take-over has the next epoch, and the greatest one wins, but for a replica that the peer has not answered
+//! since: one that was cut off from everything. Two replicas that cannot reach each other are both active for a while:
+//! then `status.active` of the GatewayConfig decides.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,10 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(2);
 const REFUSALS: u8 = 2;
 /// Time between the take-overs of two replicas on standby.
 const STAGGER: Duration = Duration::from_millis(200);
+/// Time after a take-over without a packet of the peer after which another replica with the tunnel goes before.
+const STUCK: Duration = Duration::from_millis(500);
+/// Time that one which nodes take no packets from leaves to the others: their processes are back within it.
+const UNLISTED_WAIT: Duration = Duration::from_secs(2);
 /// Time without a heartbeat after which a replica in no config is removed, and one in the config that has sent none
 /// is reported: a container may have to be fetched first.
 const FORGET: Duration = Duration::from_secs(10);
@@ -70,6 +75,9 @@ pub struct Tunnel {
     pub connected: bool,
     /// The peer's last authentic endpoint.
     pub peer: Option<SocketAddr>,
+    /// A configured endpoint from which the peer has not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unproven: Option<SocketAddr>,
     /// UDP port of the replica at which its successor reaches the peer through it.
     pub relay: Option<u16>,
     /// Timestamp of the last initiation.
@@ -87,6 +95,9 @@ pub struct Heartbeat {
     pub epoch: u64,
     /// The sender has all that a tunnel needs.
     pub ready: bool,
+    /// The sender has had the tunnel for a while, and the peer has not answered it.
+    #[serde(default)]
+    pub stuck: bool,
     /// Incarnation that is to have the tunnel, if the sender leaves.
     pub successor: Option<u64>,
     pub tunnel: Tunnel,
@@ -146,6 +157,10 @@ pub struct Election {
     role: Role,
     epoch: u64,
     is_ready: bool,
+    is_unlisted: bool,
+    /// A packet of the peer has come.
+    has_heard: bool,
+    took_over_at: Instant,
     successor: Option<u64>,
     others: BTreeMap<IpAddr, Other>,
     predecessor: Option<Predecessor>,
@@ -170,6 +185,9 @@ impl Election {
             role: Role::Undecided,
             epoch: 0,
             is_ready: false,
+            is_unlisted: false,
+            has_heard: false,
+            took_over_at: now,
             successor: None,
             others: BTreeMap::new(),
             predecessor: None,
@@ -200,6 +218,21 @@ impl Election {
         self.is_ready = ready;
     }
 
+    /// Sets whether the config has other replicas, and not this one.
+    pub fn set_unlisted(&mut self, unlisted: bool) {
+        self.is_unlisted = unlisted;
+    }
+
+    /// Sets whether a packet of the peer has come since this replica has the tunnel.
+    pub fn set_heard(&mut self, heard: bool) {
+        self.has_heard = heard;
+    }
+
+    /// Returns whether it has the tunnel, and the peer has not answered for a while.
+    pub fn is_stuck(&self, now: Instant) -> bool {
+        self.role == Role::Active && !self.has_heard && now >= self.took_over_at + STUCK
+    }
+
     /// Replicas that are sent heartbeats.
     pub fn others(&self) -> impl Iterator<Item = IpAddr> {
         self.others.keys().copied()
@@ -225,7 +258,10 @@ impl Election {
     pub fn handle_published(&mut self, of: ActiveReplica, own: Option<IpAddr>, now: Instant) {
         let ActiveReplica { address, epoch } = of;
         let is_own = own == Some(address);
-        let has_precedence = epoch > self.epoch || epoch == self.epoch && Some(address) < own;
+        let last = self.others.get(&address).and_then(|other| other.last.as_ref());
+        let is_outbid = last.is_some_and(|(of, _)| of.stuck) && !self.is_stuck(now);
+        let has_precedence =
+            !is_outbid && (epoch > self.epoch || epoch == self.epoch && Some(address) < own);
         if self.role == Role::Active && is_own {
             self.epoch = self.epoch.max(epoch);
         } else if self.role == Role::Active && has_precedence {
@@ -339,12 +375,16 @@ impl Election {
             None => self.vacant.or(Some(now)),
         };
         match self.role {
-            Role::Active
-                if active.is_some_and(|of| rank(&of) > (self.epoch, Reverse(self.incarnation))) =>
-            {
-                self.role = Role::Standby;
+            Role::Active => {
+                let is_stuck = self.is_stuck(now);
+                let own = (!is_stuck, self.epoch, Reverse(self.incarnation));
+                if active.is_some_and(|of| rank(&of) > own) {
+                    self.role = Role::Standby;
+                } else if !is_stuck && let Some(epoch) = self.outbid_epoch(now) {
+                    self.epoch = epoch + 1;
+                }
             }
-            Role::Active | Role::Leaving => {}
+            Role::Leaving => {}
             Role::Undecided | Role::Standby if active.is_some() => {
                 (self.role, self.hold, self.held_by) = (Role::Standby, HOLD, None);
             }
@@ -374,9 +414,10 @@ impl Election {
         self.beat_at = now + INTERVAL;
         self.sequence += 1;
         let Self { incarnation, sequence, role, epoch, is_ready: ready, successor, .. } = *self;
+        let stuck = self.is_stuck(now);
         let has_known = matches!(role, Role::Active | Role::Leaving);
         let tunnel = if has_known { tunnel } else { Tunnel::default() };
-        Heartbeat { incarnation, sequence, role, epoch, ready, successor, tunnel }
+        Heartbeat { incarnation, sequence, role, epoch, ready, stuck, successor, tunnel }
     }
 
     /// Adds a pause of this process to the times of the last heartbeats: it may not have read others yet.
@@ -416,7 +457,8 @@ impl Election {
             matches!(of.role, Role::Standby | Role::Undecided) && (of.ready, of.incarnation) > own
         });
         let turns = u32::try_from(before.count()).unwrap_or(u32::MAX);
-        let is_own_turn = self.vacant.is_some_and(|since| now >= since + STAGGER * turns);
+        let wait = if self.is_unlisted { UNLISTED_WAIT } else { Duration::ZERO };
+        let is_own_turn = self.vacant.is_some_and(|since| now >= since + STAGGER * turns + wait);
         (all_gone || is_known) && is_own_turn
     }
 
@@ -431,6 +473,7 @@ impl Election {
             self.others.values().filter_map(|other| other.last.map(|(of, _)| of.epoch)).max();
         self.epoch = self.epoch.max(seen.unwrap_or_default()) + 1;
         self.role = Role::Active;
+        (self.has_heard, self.took_over_at) = (false, now);
         self.vacant = None;
     }
 
@@ -442,6 +485,16 @@ impl Election {
             let beats = now.saturating_duration_since(*at) <= timeout && !other.is_gone(now);
             beats.then_some((last, *at))
         })
+    }
+
+    /// Greatest epoch that nodes may have followed, of a replica that is or was stuck.
+    fn outbid_epoch(&self, now: Instant) -> Option<u64> {
+        let is_outbid = |of: &Heartbeat| match of.role {
+            Role::Active => of.stuck && of.epoch >= self.epoch,
+            Role::Undecided | Role::Standby => of.epoch > self.epoch,
+            Role::Leaving => false,
+        };
+        self.living(now).filter(|(of, _)| is_outbid(of)).map(|(of, _)| of.epoch).max()
     }
 
     /// Other replica that has the tunnel; the greatest one, if several have.
@@ -459,8 +512,8 @@ fn pace(last: &Heartbeat, next: &Heartbeat, elapsed: Duration) -> Duration {
 }
 
 /// Order of replicas that have the tunnel: the greatest one wins.
-fn rank(of: &Heartbeat) -> (u64, Reverse<u64>) {
-    (of.epoch, Reverse(of.incarnation))
+fn rank(of: &Heartbeat) -> (bool, u64, Reverse<u64>) {
+    (!of.stuck, of.epoch, Reverse(of.incarnation))
 }
 
 /// Timestamps as their 12 bytes.

@@ -79,13 +79,15 @@ mod tests {
     fn heartbeat() -> Heartbeat {
         let peer = Some("192.0.2.7:51840".parse().unwrap());
         let stamp = Tai64n::from_unix(Duration::new(9, 7));
-        let tunnel = Tunnel { connected: true, peer, relay: Some(40000), stamp };
+        let unproven = Some("[2001:db8::20]:51840".parse().unwrap());
+        let tunnel = Tunnel { connected: true, peer, unproven, relay: Some(40000), stamp };
         Heartbeat {
             incarnation: u64::MAX,
             sequence: 3,
             role: Role::Leaving,
             epoch: 7,
             ready: true,
+            stuck: true,
             successor: Some(u64::MAX - 1),
             tunnel,
         }

@@ -19,7 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use lane::{PeerState, Stats};
 use reachability::nodes::NodePaths;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::connection::OwnConnection;
@@ -35,6 +35,8 @@ const COUNTERS: Duration = Duration::from_secs(20);
 const COUNTERS_SENT: Duration = Duration::from_secs(60);
 /// Longest time for which a replica that was handed the tunnel reports nothing before it is connected.
 const HAND_OVER: Duration = Duration::from_secs(2);
+/// Time for heartbeats after the API server has answered one that may have been cut off.
+const RETURN: Duration = Duration::from_millis(500);
 /// Least interval between checks whether the last write still stands, and the longest: results of probes
 /// are most often a reason to report before.
 const LOOK: Duration = Duration::from_secs(2);
@@ -70,7 +72,8 @@ pub async fn run(
     unreported: watch::Sender<Option<Instant>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut reporter = Reporter::new(report, sources.lookups.clone())?;
+    let (lookups, standings) = (sources.lookups.clone(), sources.standings.clone());
+    let mut reporter = Reporter::new(report, lookups, standings)?;
     let mut known = None;
     let mut backoff = Backoff::new(RETRY, LONGEST_LOOK);
     loop {
@@ -154,7 +157,9 @@ async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
 }
 
 struct Reporter {
+    name: ObjectRef,
     standing: Standing,
+    standings: watch::Receiver<Standing>,
     /// Time until which another replica carries packets, unless this one is connected before.
     settled_at: Option<Instant>,
     store: Store,
@@ -170,13 +175,19 @@ struct Reporter {
 }
 
 impl Reporter {
-    fn new(report: Report, lookups: watch::Receiver<Option<TimedFault>>) -> anyhow::Result<Self> {
+    fn new(
+        report: Report,
+        lookups: watch::Receiver<Option<TimedFault>>,
+        standings: watch::Receiver<Standing>,
+    ) -> anyhow::Result<Self> {
         let Report { store, keep, name } = report;
-        let connection = OwnConnection::new(store.clone(), name)?;
+        let connection = OwnConnection::new(store.clone(), name.clone())?;
         let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
         let (kept, written, paths, counters_at) = (None, None, None, Instant::now());
         Ok(Self {
+            name,
             standing: Standing::default(),
+            standings,
             settled_at: None,
             store,
             lookups,
@@ -206,6 +217,14 @@ impl Reporter {
         if let Some(own) = self.standing.active() {
             if input.named.is_some_and(|named| named.epoch > own.epoch) {
                 return Ok(());
+            }
+            // It may have been cut off until now: another one that has the tunnel, too, goes before.
+            if self.standing.is_stuck && input.named.is_some_and(|named| named.epoch < own.epoch) {
+                self.store.get(&self.name).await.context("cannot read the GatewayConfig")?;
+                let lost = self.standings.wait_for(|standing| !standing.has_tunnel());
+                if timeout(RETURN, lost).await.is_ok() {
+                    return Ok(());
+                }
             }
             // Another replica, or an older version, has written over it.
             if input.named != Some(own) && self.counters_at.elapsed() >= LOOK {

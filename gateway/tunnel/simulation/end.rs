@@ -134,6 +134,7 @@ pub(crate) fn config(
         peer_key: Some(keys[1 - i].public()),
         endpoint: peer,
         initiate: peer.is_some(),
+        unproven: None,
         calls_back: false,
         relay: None,
         keepalive: keepalive.map(Duration::from_secs),

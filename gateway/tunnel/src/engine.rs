@@ -26,6 +26,9 @@ pub struct Config {
     pub peer_key: Option<PublicKey>,
     /// Endpoint of the peer until an authentic packet moves it; `None` waits for the peer.
     pub endpoint: Option<SocketAddr>,
+    /// A configured endpoint that has not answered an earlier gateway, which found the peer at [`Self::endpoint`].
+    /// Handshakes begin there, too, ever less often.
+    pub unproven: Option<SocketAddr>,
     /// Starts handshakes without traffic, and repeats them for as long as it takes.
     pub initiate: bool,
     /// For 180 s, while there is no session, initiates to the source of data under unknown keys, too: those of

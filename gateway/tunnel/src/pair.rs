@@ -94,6 +94,7 @@ impl Pair {
             peer_key: Some(keys[1 - i].public()),
             endpoint: (i == 0).then_some(addresses[1]),
             initiate: i == 0,
+            unproven: None,
             calls_back: false,
             relay: None,
             keepalive: None,

@@ -16,7 +16,7 @@ fn record(i: u8, epoch: u64) -> ActiveReplica {
 
 fn connected() -> Tunnel {
     let peer = Some("192.0.2.7:51840".parse().unwrap());
-    Tunnel { connected: true, peer, relay: Some(40000), stamp: Tai64n::default() }
+    Tunnel { connected: true, peer, unproven: None, relay: Some(40000), stamp: Tai64n::default() }
 }
 
 /// A pseudo-random number of that seed and position (SplitMix64).
@@ -40,6 +40,7 @@ struct World {
     /// The API server's record, and whether it can be reached.
     record: Option<(u8, u64)>,
     has_api: bool,
+    has_api_at: Instant,
     seed: u64,
     draws: u64,
 }
@@ -56,6 +57,7 @@ impl World {
             on_way: Vec::new(),
             record: None,
             has_api: true,
+            has_api_at: now,
             seed,
             draws: 0,
         }
@@ -116,8 +118,11 @@ impl World {
                 replica.handle_published(record(named, epoch), Some(address(i)), now);
             }
             replica.decide(now);
+            // One that is stuck reads first.
+            let has_api =
+                self.has_api && (!replica.is_stuck(now) || now > self.has_api_at + MS * 500);
             if replica.role() == Role::Active
-                && self.has_api
+                && has_api
                 && self.record.is_none_or(|(_, epoch)| replica.epoch() > epoch)
             {
                 self.record = Some((i, replica.epoch()));
@@ -191,6 +196,51 @@ fn killed_process_is_replaced_within_two_heartbeats() {
         world.start(1);
         world.run(2000);
         assert_eq!(world.active(), [2], "the tunnel stays");
+    }
+}
+
+/// With the tunnel, as both think, but the peer answers the first one only.
+#[test]
+fn replica_back_from_isolation_leaves_tunnel_where_it_is() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.replicas.get_mut(&1).unwrap().set_heard(true);
+        world.cut = [(1, 2)].into();
+        world.has_api = false;
+        world.run(1500 + u32::try_from(seed).unwrap() * 40);
+        assert_eq!(world.active(), [1, 2]);
+        world.cut.clear();
+        (world.has_api, world.has_api_at) = (true, world.now);
+        for step in 0..500 {
+            world.step();
+            assert!(world.active().contains(&1), "seed {seed}");
+            assert!(step < 60 || world.active() == [1], "seed {seed}: {step}");
+        }
+        let epochs = [1, 2].map(|i| world.replicas[&i].epoch());
+        assert_eq!((epochs[0], world.record), (epochs[1], Some((1, epochs[0]))), "seed {seed}");
+    }
+}
+
+/// Nodes take no packets from it.
+#[test]
+fn unlisted_replica_leaves_tunnel_to_one_that_restarts() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        let unlisted = world.replicas.get_mut(&2).unwrap();
+        unlisted.set_ready(false);
+        unlisted.set_unlisted(true);
+        world.replicas.remove(&1);
+        world.run(500);
+        world.start(1);
+        world.replicas.get_mut(&1).unwrap().set_ready(false);
+        for _ in 0..500 {
+            world.step();
+            assert!(!world.active().contains(&2), "seed {seed}");
+        }
+        assert_eq!(world.active(), [1]);
+        world.replicas.remove(&1);
+        let millis = world.until_active(&[2]);
+        assert!((1900..2500).contains(&millis), "seed {seed}: {millis} ms");
     }
 }
 
@@ -376,6 +426,7 @@ fn replayed_heartbeat_of_old_is_ignored() {
         role,
         epoch: 9,
         ready: true,
+        stuck: false,
         successor: None,
         tunnel: Tunnel::default(),
     };

@@ -125,3 +125,29 @@ fn way_through_predecessor_is_left_for_good() {
     assert!(pair.passes(0), "packets that are on their way still count");
     assert_eq!(endpoint(&pair), Some(direct));
 }
+
+#[test]
+fn endpoint_that_never_answered_stays_unproven_in_the_successor() {
+    let mut pair = Pair::connected();
+    let (found, wrong) = (pair.addresses[1], SocketAddr::from(([203, 0, 113, 9], 4444)));
+    let config = pair.configs[0].clone();
+    let config = Config { endpoint: Some(found), unproven: Some(wrong), initiate: true, ..config };
+    pair.engines[0] = engine(config.clone(), 5, pair.now);
+    let mut tries = 0;
+    for _ in 0..60 {
+        pair.tick();
+        pair.run(|_, sent| {
+            tries += u32::from(sent.to == wrong);
+            sent.to != wrong
+        });
+        pair.now += Duration::from_secs(1);
+    }
+    assert!((3..10).contains(&tries), "{tries} initiations beside the session");
+    let state = pair.engines[0].peer_state();
+    assert_eq!((state.endpoint, state.unproven_endpoint), (Some(found), Some(wrong)));
+    assert!(pair.passes(0) && pair.passes(1));
+    let edited = SocketAddr::from(([203, 0, 113, 10], 4444));
+    let config = Config { endpoint: Some(edited), unproven: None, ..config };
+    pair.engines[0].configure(config, pair.now);
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, Some(edited));
+}

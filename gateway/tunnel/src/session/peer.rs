@@ -117,7 +117,7 @@ impl Peer {
             (session.path, session.is_endpoint_authentic) = (moved.map(UdpPath::from), false);
         }
         if let Some(moved) = moved {
-            self.unproven.configure(moved, now);
+            self.unproven.configure(config.unproven.unwrap_or(moved), now);
         }
         let has_reason = is_new || moved.is_some() || begins && !self.has_session();
         let rotates = is_new && self.sessions.len() > 1;
