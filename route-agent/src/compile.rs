@@ -5,7 +5,7 @@ use fabric_api::fabric::{NodeGateway, VNI, VXLAN_PORT};
 use fabric_api::{Cidr, Mac, overlay_v6};
 use netplan::names::{
     self, BACKSTOP_PRIORITY, BACKSTOP_TABLE, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY,
-    POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
+    OWN_NETWORKS_PRIORITY, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
 };
 use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
 
@@ -64,7 +64,9 @@ pub(crate) fn is_refusable(
     prefix: &Cidr,
 ) -> bool {
     let compiler = Compiler { config, host_state, out: Compiled::default() };
-    !config.peers().any(|peer| peer.overlaps(prefix)) && compiler.covered(prefix).is_none()
+    let has_own = || host_state.networks().any(|(network, _)| network.overlaps(prefix));
+    let is_of_peer = || config.peers().any(|peer| peer.overlaps(prefix));
+    !is_of_peer() && !has_own() && compiler.covered(prefix).is_none()
 }
 
 struct Compiler<'a> {
@@ -217,7 +219,10 @@ impl Compiler<'_> {
         let mut usable = Vec::new();
         for prefix in &peering.prefixes {
             match self.covered(prefix) {
-                None => usable.push(*prefix),
+                None => {
+                    usable.push(*prefix);
+                    self.leave_own_networks(peer, prefix);
+                }
                 Some(what) => self.problem(format!(
                     "peer {peer}: prefix {prefix} is refused: it would cover {what}"
                 )),
@@ -226,10 +231,33 @@ impl Compiler<'_> {
         usable
     }
 
+    /// Leaves the node its own networks within a prefix, which may have come after that: the peer's pods with these
+    /// addresses are not reached from here, and the others stay in the tunnel.
+    fn leave_own_networks(&mut self, peer: &str, prefix: &Cidr) {
+        let host_state = self.host_state;
+        for (network, dev) in host_state.networks().filter(|(network, _)| network.overlaps(prefix))
+        {
+            self.out.firewall.own_networks.insert(network);
+            self.add_rule(Rule {
+                priority: OWN_NETWORKS_PRIORITY,
+                family: Family::of_prefix(&network),
+                iif: None,
+                to: Some(network),
+                action: RuleAction::LookupSpecific(MAIN_TABLE),
+                protocol: PROTOCOL,
+            });
+            self.problem(format!(
+                "peer {peer}: prefix {prefix} has the node's own network {network} on {dev} in it, whose \
+                 addresses are not reached at the peer; give that network another address, or the peer \
+                 another prefix"
+            ));
+        }
+    }
+
     /// Description of the network that a route to this prefix would take packets from.
     fn covered(&self, prefix: &Cidr) -> Option<String> {
-        let mut networks =
-            self.host_state.networks().filter(|(network, _)| network.overlaps(prefix));
+        let is_covered = |network: &Cidr| network.overlaps(prefix) && network.len() <= prefix.len();
+        let mut networks = self.host_state.networks().filter(|(network, _)| is_covered(network));
         if let Some((network, dev)) = networks.next() {
             return Some(format!("the node's own network {network} on {dev}"));
         }
@@ -411,7 +439,10 @@ impl Compiler<'_> {
             (Family::Ipv6, v6, self.out.firewall.external_v6.is_some()),
         ];
         for (family, _, has_external) in families.into_iter().filter(|f| f.1) {
-            if !has_external && self.has_own(family) {
+            if !self.has_own(family) {
+                continue;
+            }
+            if !has_external {
                 self.problem(format!(
                     "the node has no external {family} address yet: only pods reach {family} peers; it \
                      has one once the cluster has an {family} external CIDR"

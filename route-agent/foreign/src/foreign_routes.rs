@@ -55,7 +55,13 @@ pub async fn find(
         let wanted: BTreeSet<u32> = candidates.iter().flat_map(looks_up).collect();
         let mut tables = Tables::new();
         for table in wanted {
-            tables.insert(table, handle.table_routes(family, table).await?);
+            let mut routes = handle.table_routes(family, table).await?;
+            // Addresses of the node's own networks, which have a problem of their own.
+            let is_own = |route: &ForeignRoute| {
+                firewall.own_networks.iter().any(|own| own.contains(route.to.address()))
+            };
+            routes.retain(|route| table != LOCAL_TABLE || !is_own(route));
+            tables.insert(table, routes);
         }
         for (rule, from_peers) in candidates {
             let from_peers = from_peers && traffic.takes_from_peers(rule, &tables);

@@ -293,7 +293,8 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
             let digest = || legacy_rules::digest(&netns).ok().map(|(digest, _)| digest);
             let before = digest();
             let found = ensure(&netns, &treatment, &mut accepts);
-            // Rules that change meanwhile may not be those that were looked at.
+            // Rules that change meanwhile may not be those that were looked at. One that comes and goes meanwhile
+            // shows in neither, and stays named until the next look if it was seen.
             let legacy_rules = before.filter(|_| before == digest());
             (found, accepts, legacy_rules)
         };

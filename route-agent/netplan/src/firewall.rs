@@ -51,6 +51,8 @@ pub struct Firewall {
     pub uplinks: BTreeSet<String>,
     /// Networks of the node's underlay addresses.
     pub underlay: BTreeSet<Cidr>,
+    /// Networks of the node within peers' prefixes: only pods' packets to them are kept in.
+    pub own_networks: BTreeSet<Cidr>,
     /// Packets of pods come from the devices that routes to those pods lead to.
     pub has_symmetric_pods: bool,
 }
@@ -182,10 +184,8 @@ impl Firewall {
 ///   rate-limited and a client would hang. What is established passes: it survives a short cut.
 ///   `admin-prohibited`, since Linux reports that to an application, but not `host-unreachable`.
 /// * Nothing for a peer leaves but through the overlay, even for the moment that it takes to put a
-///   rule or a route back that another has deleted. An ICMP error about a VXLAN packet would carry
-///   a piece of what is in it: while a gateway is gone, or has no device yet, there is none. (The
-///   protocol of the packet that an error quotes is 8 + 9 bytes behind the error's IP header, 8 + 6
-///   for IPv6; its destination port 8 + 20 + 2, or 8 + 40 + 2.)
+///   rule or a route back that another has deleted. While a gateway is gone, or has no device yet, there is no
+///   ICMP error about a VXLAN packet.
 /// * What peers send to this node's pods leaves by no uplink, whatever rules and routes others have. Pods outside the node's pod CIDRs, targets of IP resources and a CNI's own tunnels
 ///   are none of this chain's.
 /// * VXLAN for a gateway of this host is addressed to the host and recognised by the MAC address of
@@ -217,6 +217,8 @@ impl fmt::Display for Firewall {
         write_targets(f, "targets_v6", "ipv6_addr", |ip| ip.is_ipv6(), &self.targets)?;
         writeln!(f, "  chain sources {{")?;
         writeln!(f, "    type nat hook postrouting priority {SOURCES_PRIORITY}; policy accept;")?;
+        let own_networks = by_length(&self.own_networks);
+        own_networks.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         kept.iter().try_for_each(|set| set.write(f, "saddr", "jump keep"))?;
         for set in &peers {
             let external = match set.is_ipv4() {
@@ -233,8 +235,17 @@ impl fmt::Display for Firewall {
             set.write(f, "daddr", &format!("snat {0} to {0} saddr", set.family()))?;
         }
         f.write_str(TARGETS)?;
+        f.write_str(NO_ERRORS_ABOUT_VXLAN)?;
+        own_networks.iter().try_for_each(|set| set.write(f, "daddr", "jump own_networks"))?;
         peers.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
         f.write_str(UNMARK)?;
+        if !own_networks.is_empty() {
+            f.write_str("  chain own_networks {\n")?;
+            by_length(&self.local_pods)
+                .iter()
+                .try_for_each(|set| set.write(f, "saddr", "return"))?;
+            f.write_str("    accept\n  }\n")?;
+        }
         self.write_pods_stay(f)?;
         for (chain, hook) in [("refuse_forwarded", "prerouting"), ("refuse_own", "output")] {
             writeln!(f, "  chain {chain} {{")?;
@@ -278,6 +289,8 @@ impl fmt::Display for Firewall {
         by_length(&self.pods).iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str("    drop\n  }\n")?;
         self.write_masqueraded_errors(f)?;
+        writeln!(f, "  counter refused {{\n  }}\n  chain refuse {{")?;
+        own_networks.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
         f.write_str(REFUSE)?;
         let of_others = "iifname != { \"weft4\", \"weft6\" } drop";
         probed.iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
@@ -307,7 +320,13 @@ const TARGETS: &str = "  }
   chain overlay_only {
     type filter hook postrouting priority 97; policy accept;
     oifname { \"weft4\", \"weft6\" } accept
-    icmp type destination-unreachable icmp code != 4 @th,136,8 17 @th,240,16 4879 drop
+";
+
+/// Drop of errors about a VXLAN packet, which would carry a piece of what is in it. (The protocol of the packet that
+/// an error quotes is 8 + 9 bytes behind the error's IP header, 8 + 6 for IPv6; its destination port 8 + 20 + 2, or
+/// 8 + 40 + 2.)
+pub(crate) const NO_ERRORS_ABOUT_VXLAN: &str =
+    "    icmp type destination-unreachable icmp code != 4 @th,136,8 17 @th,240,16 4879 drop
     icmp type redirect @th,136,8 17 @th,240,16 4879 drop
     icmpv6 type destination-unreachable @th,112,8 17 @th,400,16 4879 drop
 ";
@@ -352,10 +371,7 @@ const VXLAN_OF_PODS: &str = "  chain vxlan_of_pods {
 const TOO_BIG: [&str; 2] =
     ["icmp type destination-unreachable icmp code 4", "icmpv6 type packet-too-big"];
 
-const REFUSE: &str = "  counter refused {
-  }
-  chain refuse {
-    ct state != new return
+const REFUSE: &str = "    ct state != new return
     counter name refused
     tcp flags & (fin | syn | rst | ack) == syn reject with tcp reset
     meta l4proto != tcp reject with icmpx admin-prohibited

@@ -16,6 +16,9 @@ pub const GATEWAY_PROTOCOL: u8 = 120;
 /// Priority of the rules that send all packets past our table: between the local table and
 /// everything else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
 pub const PRIORITY: u32 = 105;
+/// Priority of the rules for the node's own networks within peers' prefixes: routes of the main table but its default
+/// route.
+pub const OWN_NETWORKS_PRIORITY: u32 = 102;
 /// Priorities of the rules for packets from peers to pods of the node: routes of the main table but
 /// its default route, then none. They are weft's first ones, so that no later rule of another
 /// program takes these packets.

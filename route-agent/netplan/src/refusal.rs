@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric_primitives::Cidr;
 
-use crate::firewall::by_length;
+use crate::firewall::{NO_ERRORS_ABOUT_VXLAN, by_length};
 
 /// Name of the table of refused prefixes, of family `inet`.
 pub const TABLE: &str = "weft_refused";
@@ -111,7 +111,8 @@ struct Body<'a> {
 ///
 /// * The chains come right after destination NAT (-100): a Service's endpoint may be a peer's pod.
 /// * Established connections are reset, too: nothing will carry them again.
-/// * An error about a VXLAN packet would quote what is in it; so there is none.
+/// * An error about a VXLAN packet would quote what is in it; so there is none, also while there is no other table: a
+///   host whose Node is gone may still be sent some.
 /// * Prefixes are in sets, which can be read back; the set's name has their length.
 impl fmt::Display for Body<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,7 +138,9 @@ impl fmt::Display for Body<'_> {
             writeln!(f, "    type filter hook {hook} priority -91; policy accept;")?;
             writeln!(f, "{rules}  }}")?;
         }
-        Ok(())
+        writeln!(f, "  chain errors {{")?;
+        writeln!(f, "    type filter hook postrouting priority 97; policy accept;")?;
+        writeln!(f, "{NO_ERRORS_ABOUT_VXLAN}  }}")
     }
 }
 

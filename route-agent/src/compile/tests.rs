@@ -110,9 +110,9 @@ fn overlay_addresses_are_kept_in_by_both_tables() {
 #[test]
 fn prefix_over_node_network_alone_is_refused() {
     for (prefix, why) in [
-        ("192.0.0.0/16", "the node's own network 192.0.2.0/24 on eth0"),
+        ("192.0.0.0/16", "the address 192.0.2.7, which the overlay runs on"),
         ("192.0.2.128/25", "the node's own network 192.0.2.0/24 on eth0"),
-        ("0.0.0.0/0", "the node's own network 192.0.2.0/24 on eth0"),
+        ("0.0.0.0/0", "the address 192.0.2.7, which the overlay runs on"),
         ("10.80.0.0/16", "the address 10.80.0.7, which the overlay runs on"),
         ("10.200.0.0/15", "the cluster's own pods 10.200.0.0/16"),
     ] {

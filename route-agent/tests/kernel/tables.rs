@@ -96,11 +96,43 @@ fn covering_prefix_is_refused_and_reported() {
     covering.peerings[0].prefixes.push("192.0.0.0/16".to_owned());
     world.configure(covering);
     let problems = world.settle();
-    let problem = "peer milan: prefix 192.0.0.0/16 is refused: it would cover the node's own \
-                   network 192.0.2.0/24 on eth0";
+    let problem = "peer milan: prefix 192.0.0.0/16 is refused: it would cover the \
+                   address 192.0.2.7, which the overlay runs on";
     assert_eq!(problems, [problem]);
     assert!(!sh(&world.node, "ip route show table 18952").contains("192.0.0.0"));
     assert!(sh(&world.node, "ip route show table 18952").contains("10.201.0.0/16 via"));
+}
+
+/// One that comes later, too: without the prefix, what pods send to the peer would leave in clear.
+#[test]
+fn own_network_within_a_prefix_takes_only_its_addresses() {
+    let world = World::running(config());
+    sh(&world.node, "ip link add br9 type bridge; ip link set br9 up");
+    sh(&world.node, "ip link add ve9 type veth peer name ve9p; ip link set ve9 master br9 up");
+    sh(&world.node, "ip link set ve9p up; ip address add 10.201.5.1/24 dev br9");
+    sh(&world.node, "ip neigh add 10.201.5.9 lladdr 02:00:00:00:00:09 dev br9");
+    let count = "nft 'table ip count { chain c { type filter hook postrouting priority 200; \
+                 oifname br9 ip daddr 10.201.5.9 ip saddr 10.201.5.1 counter; \
+                 oifname br9 ip daddr 10.201.5.9 ip saddr != 10.201.5.1 counter; }; }'";
+    sh(&world.node, count);
+    let problem = "peer milan: prefix 10.201.0.0/16 has the node's own network 10.201.5.0/24 on br9 in it, \
+                   whose addresses are not reached at the peer; give that network another address, or \
+                   the peer another prefix";
+    eventually("the problem is named", std::time::Duration::from_secs(3), || {
+        world.problems() == [problem]
+    });
+    let way = |of: &str| sh(&world.node, &format!("ip route get {of}"));
+    assert!(way("10.201.0.9").contains("via 10.80.0.7 dev weft4"), "{}", way("10.201.0.9"));
+    assert!(way("10.201.5.9").contains("dev br9"), "{}", way("10.201.5.9"));
+    for sender in [&world.node, &world.pod] {
+        sh(sender, "ping -c 2 -i 0.2 -W 1 10.201.5.9 || true");
+    }
+    let counted = sh(&world.node, "nft list table ip count | grep -o 'packets [0-9]*'");
+    assert_eq!(counted, "packets 2\npackets 0\n", "of the node, by its own address; of pods");
+    sh(&world.node, "ip address del 10.201.5.1/24 dev br9");
+    eventually("the problem is solved", std::time::Duration::from_secs(3), || {
+        world.problems().is_empty() && way("10.201.5.9").contains("dev weft4")
+    });
 }
 
 #[test]
