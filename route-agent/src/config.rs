@@ -8,10 +8,10 @@ use fabric_store::StoreArgs;
 ///
 /// route-agent applies its NodeConfig: it makes the devices weft4 and weft6 (VXLAN, VNI 18952, UDP
 /// 4879), routes in table 18952 with one rule a family at priority 105, refusals in table 18953
-/// with one at 32765, two rules at 103 and 104 for each pod CIDR of the node, one at 102 for each network of
-/// its own in a peer's prefix, and the nftables tables `inet weft` and, for prefixes of peers that are
-/// gone, `inet weft_refused`. It looks at every change of these, by any program, and puts back what is missing. It needs CAP_NET_ADMIN, a
-/// writable /proc/sys/net and the program nft.
+/// with one at 32765, two rules at 103 and 104 for each pod CIDR of the node, one at 102 for each
+/// network of its own in a peer's prefix, and the nftables tables `inet weft` and, for prefixes of
+/// peers that are gone, `inet weft_refused`. It looks at every change of these, by any program, and
+/// puts back what is missing. It needs CAP_NET_ADMIN, a writable /proc/sys/net and the program nft.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 pub(crate) struct Cli {

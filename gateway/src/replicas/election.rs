@@ -259,7 +259,8 @@ impl Election {
         let ActiveReplica { address, epoch } = of;
         let is_own = own == Some(address);
         let last = self.others.get(&address).and_then(|other| other.last.as_ref());
-        let is_outbid = last.is_some_and(|(of, _)| of.stuck) && !self.is_stuck(now);
+        let beats = |at: &Instant| now.saturating_duration_since(*at) <= TIMEOUT;
+        let is_outbid = last.is_some_and(|(of, at)| of.stuck && beats(at)) && !self.is_stuck(now);
         let has_precedence =
             !is_outbid && (epoch > self.epoch || epoch == self.epoch && Some(address) < own);
         if self.role == Role::Active && is_own {

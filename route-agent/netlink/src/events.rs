@@ -5,6 +5,7 @@ use netlink_packet_core::{NetlinkMessage, NetlinkPayload, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
+use netlink_packet_route::route::RouteProtocol;
 use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
@@ -113,7 +114,10 @@ impl Filter {
                 && (!self.is_of_devices || is_there());
             // Without it an address is of no use.
             let is_lost = || matches!(&message, Message::DelRoute(_)) && is_there();
-            is_ours || table_of(m) == LOCAL_TABLE && is_lost()
+            // Addresses bring the kernel's own, and are events by themselves.
+            let is_foreign =
+                || self.last_rule.is_some() && m.header.protocol != RouteProtocol::Kernel;
+            is_ours || table_of(m) == LOCAL_TABLE && (is_lost() || is_foreign())
         } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
             let precedes = self.last_rule.is_some_and(|last| rule_priority(m) <= last);
             precedes || self.tables.contains(&rule_table(m)) || self.is_for_link(m)

@@ -34,7 +34,7 @@ const LONG_WINDOW: usize = 60;
 const UNBROKEN: usize = 30;
 /// Separate gaps that make a loss: a single one is a pause, as of a gateway that restarts.
 const MIN_GAPS: usize = 2;
-/// Lost probes of a burst that make one. Where two of a hundred are lost, a burst of 1,800 has so many.
+/// Lost probes of a burst that make one. Where two of a hundred packets are lost, one burst of 1,600 has so many.
 const MIN_LOST: usize = 4;
 /// Shortest time between two changes of a reported share.
 const STEADY: Duration = Duration::from_secs(10);
@@ -148,7 +148,7 @@ impl Losses {
         is_due
     }
 
-    /// Time at which the first unanswered probe of those was sent that are no younger than an answered one, and at
+    /// Time at which the first unanswered probe of those was sent that were sent no later than an answered one, and at
     /// which it is overdue.
     fn gap(&self) -> Option<(Instant, Instant)> {
         let last = self.samples.iter().rfind(|sample| sample.answered.is_some())?;

@@ -8,7 +8,7 @@ use crate::node::{World, config, eventually, sh};
 const SOON: Duration = Duration::from_secs(5);
 
 /// Commands that put something in weft's way, and parts of the problem.
-const FOREIGN: [(&str, [&str; 2]); 15] = [
+const FOREIGN: [(&str, [&str; 2]); 16] = [
     (
         "ip route add 10.201.4.0/24 via 192.0.2.7 table 18952",
         ["10.201.4.0/24", "ip route del 10.201.4.0/24 via 192.0.2.7 dev eth0 table 18952"],
@@ -20,6 +20,10 @@ const FOREIGN: [(&str, [&str; 2]); 15] = [
     (
         "ip rule add priority 50 to 10.201.0.0/16 table 254",
         ["10.201.0.0/16", "ip rule del priority 50 to 10.201.0.0/16 table 254"],
+    ),
+    (
+        "ip route add local 10.201.0.0/16 dev lo",
+        ["10.201.0.0/16", "ip route del 10.201.0.0/16 table local"],
     ),
     ("ip rule add priority 104 blackhole", ["10.201.0.0/16", "ip rule del priority 104 blackhole"]),
     ("ip rule add priority 60 goto 32766", ["10.201.0.0/16", "ip rule del priority 60 goto 32766"]),
