@@ -124,7 +124,7 @@ async fn request_lease(cluster: &Cluster) {
 }
 
 #[test]
-fn controllers_work_in_place_of_the_one_that_is_stopped() {
+fn stopped_controller_is_replaced_at_once() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
     let first = Pid::from_raw(cluster.first.try_into().unwrap());
     let held = |name: &str| {

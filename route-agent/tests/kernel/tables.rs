@@ -105,7 +105,7 @@ fn covering_prefix_is_refused_and_reported() {
 
 /// One that comes later, too: without the prefix, what pods send to the peer would leave in clear.
 #[test]
-fn own_network_within_a_prefix_takes_only_its_addresses() {
+fn own_network_in_a_prefix_takes_its_addresses_only() {
     let world = World::running(config());
     sh(&world.node, "ip link add br9 type bridge; ip link set br9 up");
     sh(&world.node, "ip link add ve9 type veth peer name ve9p; ip link set ve9 master br9 up");

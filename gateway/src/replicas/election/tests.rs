@@ -201,7 +201,7 @@ fn killed_process_is_replaced_within_two_heartbeats() {
 
 /// With the tunnel, as both think, but the peer answers the first one only.
 #[test]
-fn replica_back_from_isolation_leaves_tunnel_where_it_is() {
+fn tunnel_stays_when_a_replica_is_back() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
         world.replicas.get_mut(&1).unwrap().set_heard(true);
@@ -223,7 +223,7 @@ fn replica_back_from_isolation_leaves_tunnel_where_it_is() {
 
 /// Nodes take no packets from it.
 #[test]
-fn unlisted_replica_leaves_tunnel_to_one_that_restarts() {
+fn unlisted_replica_waits_for_one_that_restarts() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
         let unlisted = world.replicas.get_mut(&2).unwrap();

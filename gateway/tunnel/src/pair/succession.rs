@@ -127,7 +127,7 @@ fn way_through_predecessor_is_left_for_good() {
 }
 
 #[test]
-fn endpoint_that_never_answered_stays_unproven_in_the_successor() {
+fn unproven_endpoint_is_known_to_the_successor() {
     let mut pair = Pair::connected();
     let (found, wrong) = (pair.addresses[1], SocketAddr::from(([203, 0, 113, 9], 4444)));
     let config = pair.configs[0].clone();
