@@ -305,7 +305,7 @@ impl Controller {
         let problems = self.with_uids(&wanted.problems);
         self.instruct(&wanted, Some(problems));
         self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses, &wanted.problems));
-        self.vitals.findings.set(Reader::Missing, self.missing(&wanted.problems));
+        self.vitals.findings.set(Reader::ClusterId, self.missing_id(&wanted.problems));
         let needs_ipam = !wanted.ipam_requests.is_empty()
             || !self.releases.is_empty()
             || !self.undone.is_empty();
@@ -346,7 +346,7 @@ impl Controller {
     }
 
     /// Problem of a cluster without its ID, which is not there to show that.
-    fn missing(&self, problems: &[Problem]) -> BTreeSet<Problem> {
+    fn missing_id(&self, problems: &[Problem]) -> BTreeSet<Problem> {
         let is_missing = |problem: &&Problem| {
             let object = problem.object.as_ref();
             object.is_some_and(|of| of.kind == Kind::ConfigMap && self.index.get(of).is_none())

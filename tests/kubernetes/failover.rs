@@ -31,7 +31,7 @@ const GRANTED: Duration = Duration::from_secs(30);
 /// Time for the outcome of an event to show in a stream.
 pub(crate) const AFTERWARDS: Duration = Duration::from_secs(3);
 
-/// Something that takes the tunnel from a replica, or that it keeps it through.
+/// Something after which another replica has the tunnel, or the same one if it stays.
 struct Event {
     what: &'static str,
     run: fn(&Kubernetes, &Active) -> Result<()>,

@@ -18,8 +18,8 @@ pub enum Reader {
     Gateways,
     /// IPs for Liqo's other modules, and what they are made from.
     LiqoIps,
-    /// Objects that all depends on, and that are missing.
-    Missing,
+    /// The ConfigMap with the cluster's ID.
+    ClusterId,
 }
 
 /// Obstacles of each reader, repairs, and faults. Clones share them.

@@ -15,13 +15,14 @@ use fabric_kube_client::requests::{Name, Requests, Target, name};
 use fabric_runtime::{chain, until};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, Object};
+use kube::ResourceExt;
+use kube::api::{ApiResource, NotUsed, Object};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::pods::{GatewayPod, Read};
+use super::pods::{GatewayPod, Read, put};
 
 /// Time until the retry of a write that failed, or that the watch has not reported.
 const RETRY: Duration = Duration::from_secs(5);
@@ -29,11 +30,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const STANDBY_DELAY: Duration = Duration::from_millis(300);
 
 /// Part of a GatewayConfig that is read.
-type ReadConfig = Object<Nothing, Status>;
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct Nothing {}
+type ReadConfig = Object<NotUsed, Status>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -51,8 +48,8 @@ pub async fn keep_active_labels(server: &ApiServer, mut works: watch::Receiver<b
     let mut due: Option<Instant> = None;
     loop {
         let is_news = tokio::select! {
-            change = labels.configs.next() => labels.take_config(change),
-            change = labels.pods.next() => labels.take_pod(change),
+            change = labels.configs.next() => take(&mut labels.active, change, address_of_active),
+            change = labels.pods.next() => take(&mut labels.known, change, GatewayPod::of),
             changed = works.changed() => changed.is_ok(),
             () = until(due) => {
                 due = labels.write().await;
@@ -95,35 +92,6 @@ impl ActiveLabels {
         }
     }
 
-    fn take_config(&mut self, change: Change<(), ReadConfig>) -> bool {
-        let (gateway, active) = match change {
-            Change::Applied((), config) => {
-                let active = config.status.unwrap_or_default().active;
-                (name(&config.metadata), active.map(|active| active.address))
-            }
-            Change::Deleted((), config) => (name(&config.metadata), None),
-            Change::Listed((), names) => {
-                self.active.retain(|gateway, _| names.contains(gateway));
-                return true;
-            }
-            Change::Problems => return false,
-        };
-        put(&mut self.active, gateway, active)
-    }
-
-    fn take_pod(&mut self, change: Change<(), Read>) -> bool {
-        let (pod, read) = match change {
-            Change::Applied((), read) => (name(&read.metadata), GatewayPod::of(&read)),
-            Change::Deleted((), read) => (name(&read.metadata), None),
-            Change::Listed((), names) => {
-                self.known.retain(|pod, _| names.contains(pod));
-                return true;
-            }
-            Change::Problems => return false,
-        };
-        put(&mut self.known, pod, read)
-    }
-
     /// Writes the labels that are wrong, and returns the time of the next retry.
     async fn write(&mut self) -> Option<Instant> {
         let wrong = wrong(&self.active, self.known.values());
@@ -160,14 +128,28 @@ async fn label(requests: &Requests, pod: &GatewayPod, value: bool) {
     }
 }
 
-/// Returns true if the value is another one than before.
-fn put<V: PartialEq>(map: &mut BTreeMap<Name, V>, key: Name, value: Option<V>) -> bool {
-    let is_other = map.get(&key) != value.as_ref();
-    match value {
-        Some(value) => map.insert(key, value),
-        None => map.remove(&key),
+/// Takes a change over, and returns true if there may be news in it.
+fn take<K: ResourceExt, V: PartialEq>(
+    known: &mut BTreeMap<Name, V>,
+    change: Change<(), K>,
+    value_of: impl Fn(&K) -> Option<V>,
+) -> bool {
+    let (name, value) = match change {
+        Change::Applied((), object) => (name(object.meta()), value_of(&object)),
+        Change::Deleted((), object) => (name(object.meta()), None),
+        Change::Listed((), names) => {
+            known.retain(|name, _| names.contains(name));
+            return true;
+        }
+        Change::Problems => return false,
     };
-    is_other
+    let is_news = known.get(&name) != value.as_ref();
+    put(known, name, value);
+    is_news
+}
+
+fn address_of_active(config: &ReadConfig) -> Option<IpAddr> {
+    config.status.as_ref()?.active.map(|active| active.address)
 }
 
 /// Pods with a wrong label, and its right value. While no pod of a gateway is the one that is reported to have the

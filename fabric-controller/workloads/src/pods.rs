@@ -320,7 +320,7 @@ impl Pods {
 }
 
 /// Returns the value before.
-fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, name: K, value: Option<V>) -> Option<V> {
+pub(super) fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, name: K, value: Option<V>) -> Option<V> {
     match value {
         Some(value) => map.insert(name, value),
         None => map.remove(&name),

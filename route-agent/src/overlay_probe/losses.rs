@@ -75,6 +75,12 @@ struct Burst {
     next_at: Instant,
 }
 
+impl Sample {
+    fn is_answered(&self) -> bool {
+        self.answered.is_some()
+    }
+}
+
 impl Losses {
     pub(super) fn loss(&self) -> Option<Loss> {
         let of_turns = self.turns.loss();
@@ -148,11 +154,11 @@ impl Losses {
         is_due
     }
 
-    /// Time at which the first unanswered probe of those was sent that were sent no later than an answered one, and at
-    /// which it is overdue.
+    /// Time at which the first unanswered probe was sent, of those sent no later than an answered one, and at which it
+    /// is overdue.
     fn gap(&self) -> Option<(Instant, Instant)> {
-        let last = self.samples.iter().rfind(|sample| sample.answered.is_some())?;
-        let is_gap = |sample: &&Sample| sample.answered.is_none() && sample.sent <= last.sent;
+        let last = self.samples.iter().rfind(|sample| sample.is_answered())?;
+        let is_gap = |sample: &&Sample| !sample.is_answered() && sample.sent <= last.sent;
         let sent = self.samples.iter().find(is_gap)?.sent;
         let not_older = self.samples.iter().filter(|sample| sample.sent >= sent);
         let first_answer = not_older.filter_map(|sample| sample.answered).min()?;
@@ -161,16 +167,14 @@ impl Losses {
 
     /// The latest probes are answered, but for those of the last moment.
     fn is_promising(&self, now: Instant) -> bool {
-        let is_open = |of: &&Sample| of.answered.is_none() && now < of.sent + self.answer_time();
+        let is_open = |of: &&Sample| !of.is_answered() && now < of.sent + self.answer_time();
         let decided = self.samples.iter().rev().skip_while(is_open);
-        decided.take(PROMISING).all(|sample| sample.answered.is_some())
+        decided.take(PROMISING).all(|sample| sample.is_answered())
     }
 
     fn is_undecided(&self, now: Instant) -> bool {
         let answer_time = self.answer_time();
-        self.samples
-            .iter()
-            .any(|sample| sample.answered.is_none() && now < sample.sent + answer_time)
+        self.samples.iter().any(|sample| !sample.is_answered() && now < sample.sent + answer_time)
     }
 
     fn answer_time(&self) -> Duration {
@@ -180,13 +184,9 @@ impl Losses {
     fn measure(&mut self, began: Instant, now: Instant) {
         let answer_time = self.answer_time();
         let is_decided =
-            |sample: &&Sample| sample.answered.is_some() || now >= sample.sent + answer_time;
-        let answers: Vec<bool> = self
-            .samples
-            .iter()
-            .filter(is_decided)
-            .map(|sample| sample.answered.is_some())
-            .collect();
+            |sample: &&Sample| sample.is_answered() || now >= sample.sent + answer_time;
+        let answers: Vec<bool> =
+            self.samples.iter().filter(is_decided).map(|sample| sample.is_answered()).collect();
         let latest = |count: usize| &answers[answers.len().saturating_sub(count)..];
         let recent = latest(WINDOW);
         let lost = |of: &[bool]| of.iter().filter(|is_answered| !**is_answered).count();
