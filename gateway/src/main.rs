@@ -18,6 +18,7 @@ use gateway::{endpoint, reconcile};
 use gateway_config::input::{self, Input};
 use gateway_config::restart_cache::RestartCache;
 use gateway_dataplane::overlay::{Overlay, host_end_name};
+use reachability::nodes::{PASSABLE_IN_KUBERNETES, PASSABLE_ON_HOSTS};
 use reachability::probe::Departure;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{self, SignalKind};
@@ -138,6 +139,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         inputs: inputs.clone(),
         planes: planes.clone(),
         paths: paths.clone(),
+        passable: if config.standalone { PASSABLE_ON_HOSTS } else { PASSABLE_IN_KUBERNETES },
         departure: departure.clone(),
     };
     tasks.spawn(monitor::run(sources, view_tx, stop.clone()));

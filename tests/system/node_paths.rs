@@ -243,9 +243,7 @@ fn node_that_failed_as_its_gateway_ended_is_named() -> Result<()> {
         std::thread::sleep(Duration::from_secs(1));
         signal(&rome.processes(0, "gateway"), Signal::SIGKILL)?;
         wait_until("both name it", FIRST_PROBES, || {
-            let message = "peer rome: 1 of 2 of its nodes reach its gateway without a fault";
-            let faults = faults_of(milan)?;
-            ensure!(faults.iter().any(|fault| fault["message"] == message), "{faults:?}");
+            one_of_two_is_named(milan)?;
             is_named(rome, "NoAnswer").and_then(|()| counts(rome, 1, 2))
         })?;
         scene.lab.restore("rome-2")?;
@@ -253,6 +251,30 @@ fn node_that_failed_as_its_gateway_ended_is_named() -> Result<()> {
             is_healthy(rome).and_then(|()| milan.is_connected("rome"))
         })
     })
+}
+
+/// Its agent refuses what is for peers then.
+#[test]
+fn node_without_its_config_shows_at_the_peer() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        shell(scene, &format!("mount -t tmpfs none {PUBLISHED}"))?;
+        let named = time_until(|| one_of_two_is_named(milan))?;
+        shell(scene, &format!("umount {PUBLISHED}"))?;
+        let solved = time_until(|| is_healthy(rome).and_then(|()| milan.is_connected("rome")))?;
+        eprintln!("named after {named:?}, solved after {solved:?}");
+        ensure!(named <= NAMED, "named after {named:?}");
+        ensure!(solved <= NAMED, "solved after {solved:?}");
+        Ok(())
+    })
+}
+
+fn one_of_two_is_named(milan: &Cluster) -> Result<()> {
+    const MESSAGE: &str = "peer rome: 1 of 2 of its nodes reach its gateway without a fault";
+    let faults = faults_of(milan)?;
+    ensure!(faults.iter().any(|fault| fault["message"] == MESSAGE), "{faults:?}");
+    Ok(())
 }
 
 fn faults_of(cluster: &Cluster) -> Result<Vec<Value>> {

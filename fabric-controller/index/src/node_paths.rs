@@ -20,7 +20,8 @@ pub struct NodePaths {
 }
 
 impl NodePaths {
-    /// `None` if the gateway answers no probes: an older one, or one that does not run yet.
+    /// `None` while nothing is known: the gateway answers no probes (an older one, or one that does not run yet),
+    /// or has just started or taken over, and no node has probed it.
     pub fn of<'a>(
         gateway: &GatewayConfig,
         nodes: impl IntoIterator<Item = &'a NodeConfig>,
@@ -91,7 +92,7 @@ impl NodePaths {
         }
         let unreachable: Vec<_> = unreachable.into_values().collect();
         let nodes = unreachable.len().max(counted + missing);
-        Some(Self { nodes, is_without_nodes: all == 0, unreachable })
+        (nodes > 0 || all == 0).then_some(Self { nodes, is_without_nodes: all == 0, unreachable })
     }
 
     /// Number of nodes whose path works.

@@ -13,7 +13,7 @@ use fabric_supervisor::rundir::{Record, RunDir, nothing_published, state_option}
 use fabric_supervisor::workloads::{self, gateways_of, names};
 use fabric_supervisor::{lock, process};
 use futures::future::join_all;
-use nix::sys::statvfs::statvfs;
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::observe::{self, Found, Life, Liveness, Observation};
 
@@ -34,6 +34,8 @@ struct Host {
     start_command: String,
     /// Directories whose file system has no room left.
     full: Vec<PathBuf>,
+    /// Directories that weft writes to, on a file system that takes no writes.
+    read_only: Vec<PathBuf>,
     /// Files among the manifests that are not read, by their paths.
     ignored: Vec<PathBuf>,
 }
@@ -82,9 +84,14 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         (name, if answers { Liveness::Answers } else { Liveness::Silent })
     });
     let (running, supervisor) = tokio::join!(join_all(asked), supervisor_of(dir));
-    let dirs = [Some(dir.path().to_owned()), record.published.clone(), record.state_dir.clone()];
+    let own = || [Some(dir.path()), record.state_dir.as_deref()].into_iter().flatten();
+    let shared = record.published.as_deref();
+    let such = |dirs: &mut dyn Iterator<Item = &Path>, is_such: fn(&Path) -> bool| {
+        dirs.filter(|dir| is_such(dir)).map(Path::to_owned).collect()
+    };
     Host {
-        full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
+        full: such(&mut own().chain(shared), is_full),
+        read_only: such(&mut own(), is_read_only),
         running: running.into_iter().collect::<BTreeMap<_, _>>(),
         ignored: record.manifests.as_deref().map(ignored).unwrap_or_default(),
         expected,
@@ -136,6 +143,10 @@ fn is_full(dir: &Path) -> bool {
         has_limit(of.blocks()) && !has_room(free, longest_file(dir))
             || has_limit(of.files()) && of.files_free() == 0
     })
+}
+
+fn is_read_only(dir: &Path) -> bool {
+    statvfs(dir).is_ok_and(|of| of.flags().contains(FsFlags::ST_RDONLY))
 }
 
 /// Returns whether the longest file fits beside itself, as a new version is whole before it takes the place of
@@ -207,6 +218,13 @@ impl Host {
             format!(
                 "the file system of {dir} is full: weft cannot write there, and what this shows may be \
                  old; make room (`df -h {dir}`, `df -i {dir}`)"
+            )
+        }));
+        found.extend(self.read_only.iter().map(|dir| {
+            let dir = dir.display();
+            format!(
+                "the file system of {dir} is read-only: changes have no effect, and what this shows may be \
+                 old; make it writable (`findmnt -T {dir}`, `mount -o remount,rw`)"
             )
         }));
         found.extend(self.ignored.iter().map(|file| {

@@ -38,6 +38,11 @@ const STOOD_STILL: Duration = Duration::from_millis(400);
 /// Longest interval that a probe may announce: that of an agent that is being replaced.
 const MAX_NEXT: Duration = Duration::from_secs(120);
 
+/// Faults with which packets of a node's pods pass all the same: an API server that does not answer takes nothing
+/// from its agent, a published directory that is lost has it refuse all new connections.
+pub const PASSABLE_IN_KUBERNETES: &[PathFault] = &[PathFault::NoAgent, PathFault::CutOff];
+pub const PASSABLE_ON_HOSTS: &[PathFault] = &[PathFault::NoAgent];
+
 /// Reachability of all nodes, as reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePaths {
@@ -64,15 +69,14 @@ impl Node {
 }
 
 impl NodePaths {
-    /// Number of a cluster's `nodes` that reach the gateway, unless there are some and all of them do: packets of one
-    /// that lacks but its agent, or that agent its config, pass. `faulty` ones have a fault that no probe shows; one
-    /// that becomes unreachable as well is among both until the controller has read that.
-    pub fn count(&self, nodes: usize, faulty: u32) -> Option<NodeCount> {
+    /// Number of a cluster's `nodes` that reach the gateway, unless there are some and all of them do, with faults
+    /// `passable` or none. `faulty` ones have a fault that no probe shows; one that becomes unreachable as well is
+    /// among both until the controller has read that.
+    pub fn count(&self, nodes: usize, faulty: u32, passable: &[PathFault]) -> Option<NodeCount> {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let of = number(nodes.max(self.unreachable.len()));
-        let passes =
-            |node: &&UnreachableNode| matches!(node.fault, PathFault::NoAgent | PathFault::CutOff);
-        let unreachable = self.unreachable.iter().filter(|node| !passes(node)).count();
+        let is_passable = |node: &&UnreachableNode| passable.contains(&node.fault);
+        let unreachable = self.unreachable.iter().filter(|node| !is_passable(node)).count();
         let unreachable = number(unreachable).saturating_add(faulty).min(of);
         (unreachable > 0 || of == 0).then(|| NodeCount { reachable: of - unreachable, of })
     }
@@ -258,7 +262,7 @@ mod tests {
         };
         let count = |names: &[&str], nodes, faulty| {
             let unreachable = names.iter().map(|name| unreachable(name)).collect();
-            let count = NodePaths { probing: 2, unreachable }.count(nodes, faulty);
+            let count = NodePaths { probing: 2, unreachable }.count(nodes, faulty, PASSABLE_ON_HOSTS);
             count.map(|count| (count.reachable, count.of))
         };
         assert_eq!(count(&["n1", "n2"], 2, 1), Some((0, 2)));
@@ -267,9 +271,15 @@ mod tests {
         assert_eq!(count(&[], 2, 0), None);
         assert_eq!(count(&[], 0, 0), Some((0, 0)));
         let mut unreachable = vec![unreachable("n1"), unreachable("n2")];
-        unreachable[0].fault = PathFault::NoAgent;
-        let counted = NodePaths { probing: 2, unreachable }.count(2, 0);
-        assert_eq!(counted, Some(NodeCount { reachable: 1, of: 2 }), "packets of n1 pass");
+        for (fault, on_hosts, in_kubernetes) in
+            [(PathFault::NoAgent, 1, 1), (PathFault::CutOff, 0, 1)]
+        {
+            unreachable[0].fault = fault;
+            let paths = NodePaths { probing: 2, unreachable: unreachable.clone() };
+            let count = |passable| paths.count(2, 0, passable).map(|count| count.reachable);
+            assert_eq!(count(PASSABLE_ON_HOSTS), Some(on_hosts), "{fault:?}");
+            assert_eq!(count(PASSABLE_IN_KUBERNETES), Some(in_kubernetes), "{fault:?}");
+        }
     }
 
     /// A clock, and the nodes as of it.

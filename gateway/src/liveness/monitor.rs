@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::{PROBE_PORT, Role};
+use fabric_api::fabric::{PROBE_PORT, PathFault, Role};
 use fabric_api::networking::ConnectionValue;
 use gateway_config::desired::Desired;
 use gateway_config::input::{Input, Remembered};
@@ -57,6 +57,8 @@ pub struct Sources {
     pub planes: watch::Receiver<Plane>,
     /// Paths to this cluster's nodes, which the peer's gateway is sent a count of.
     pub paths: watch::Receiver<Option<NodePaths>>,
+    /// Faults of those paths with which packets pass.
+    pub passable: &'static [PathFault],
     /// Reason for the end of this gateway, set before it.
     pub departure: Arc<OnceLock<Departure>>,
 }
@@ -67,7 +69,7 @@ pub async fn run(
     views: watch::Sender<View>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Sources { mut inputs, mut planes, mut paths, departure } = sources;
+    let Sources { mut inputs, mut planes, mut paths, passable, departure } = sources;
     let mut peering: Option<Peering> = None;
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
@@ -82,7 +84,7 @@ pub async fn run(
             }
             continue;
         };
-        current.count_nodes(paths.borrow_and_update().as_ref(), Instant::now());
+        current.count_nodes(paths.borrow_and_update().as_ref(), passable, Instant::now());
         current.publish(&views, &inputs);
         tokio::select! {
             biased;
@@ -548,10 +550,9 @@ impl Peering {
     }
 
     /// The next probe reports a change, and is sent at once.
-    fn count_nodes(&mut self, paths: Option<&NodePaths>, now: Instant) {
-        let desired = self.desired();
-        let counted =
-            paths.and_then(|paths| paths.count(desired.nodes.len(), desired.faulty_nodes));
+    fn count_nodes(&mut self, paths: Option<&NodePaths>, passable: &[PathFault], now: Instant) {
+        let (nodes, faulty) = (self.desired().nodes.len(), self.desired().faulty_nodes);
+        let counted = paths.and_then(|paths| paths.count(nodes, faulty, passable));
         if std::mem::replace(&mut self.nodes, counted) != counted {
             self.hurry(now);
         }

@@ -97,6 +97,26 @@ fn full_run_directory_is_named_until_there_is_room() {
 }
 
 #[test]
+fn read_only_run_directory_is_named_until_writable() {
+    let host = Host::new();
+    host.init();
+    let printed = host.alone(&format!(
+        "mkdir /run/weft && mount -t tmpfs none /run/weft
+        $weft up --manifests {} >/dev/null 2>&1 &
+        until [ -e /run/weft/rome/weft.json ]; do sleep 0.1; done
+        # Open logs keep a mount from being made read-only, but not another one over it.
+        mount --bind /run/weft /run/weft && mount -o remount,ro,bind /run/weft
+        echo fixed:; $weft status; umount /run/weft; echo writable:; $weft status
+        $weft down >/dev/null",
+        host.path("manifests").display()
+    ));
+    let (fixed, writable) = printed.split_once("writable:").unwrap();
+    let problem = "the file system of /run/weft/rome is read-only: changes have no effect";
+    assert!(fixed.contains(problem) && fixed.contains("findmnt -T /run/weft/rome"), "{printed}");
+    assert!(!writable.contains("is read-only"), "{printed}");
+}
+
+#[test]
 fn empty_run_root_holds_no_fabric() {
     let host = Host::new();
     let printed = host.alone("mkdir /run/weft; $weft status; $weft down");

@@ -37,6 +37,19 @@ fn gateway_without_responder_has_no_paths() {
 }
 
 #[test]
+fn nodes_are_counted_once_one_has_probed() {
+    let of = |probing: u32, nodes: &[NodeConfig]| {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": probing}));
+        NodePaths::of(&gateway, nodes).map(|paths| (paths.nodes, paths.is_without_nodes))
+    };
+    let mut own = [node("n1", "turin")];
+    own[0].status.as_mut().unwrap().applied_generation = 1;
+    assert_eq!(of(0, &own), None);
+    assert_eq!(of(1, &own), Some((1, false)));
+    assert_eq!(of(0, &[]), Some((0, true)));
+}
+
+#[test]
 fn reports_of_both_ends_name_each_node_once() {
     let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 3,
         "unreachableNodes": [{"node": "n2", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]}));
