@@ -12,7 +12,7 @@ use fabric_store::{Event, Kind, Object, Store};
 use foreign::foreign_routes;
 use foreign::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use netlink::{Handle, Settings, nft};
-use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl};
+use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, timeout};
 
@@ -277,8 +277,8 @@ impl Agent {
         let compiled = self.compile(config, &host_state, kept.as_ref());
         let applied = self.apply(&compiled).await;
         if let Some(kept) = kept {
-            let peers = &compiled.firewall.peers;
-            let found = self.refuser.conclude(&self.handle, config, kept, peers, &applied).await;
+            let firewall = &compiled.firewall;
+            let found = self.refuser.conclude(&self.handle, config, kept, firewall, &applied).await;
             problems.extend(found.iter().map(|error| chain(error)));
         }
         // The table drops what is for a gateway and has no route into the overlay.
@@ -289,7 +289,7 @@ impl Agent {
             let removed = liqo_leftovers::remove(&self.handle, &compiled.firewall.peers).await;
             self.remove_liqo = value_of(removed, problems).is_none();
         }
-        self.find_diversions(&compiled.firewall, &host_state, problems).await;
+        self.find_diversions(&compiled, &host_state, problems).await;
         self.faults.note_forwarding(&compiled.forwarding);
         problems.extend(compiled.problems.into_iter().chain(applied.problems));
         compiled.state.sysctls.into_keys().chain(compiled.forwarding.into_keys()).collect()
@@ -329,15 +329,17 @@ impl Agent {
         applied
     }
 
-    /// Looks for rules and routes of others that take packets of the firewall's prefixes.
+    /// Looks for rules and routes of others, and networks of the node, that take packets of peers' prefixes.
     async fn find_diversions(
         &mut self,
-        firewall: &Firewall,
+        compiled: &Compiled,
         host_state: &HostState,
         problems: &mut BTreeSet<String>,
     ) {
-        let found = foreign_routes::find(&self.handle, firewall, &host_state.routes).await;
-        if let Some(found) = value_of(found, problems) {
+        let found =
+            foreign_routes::find(&self.handle, &compiled.firewall, &host_state.routes).await;
+        if let Some(mut found) = value_of(found, problems) {
+            found.extend(compiled.conflicts.iter().cloned());
             self.faults.note_diversions(&found);
             problems.extend(found.into_iter().map(|foreign| foreign.problem));
         }

@@ -9,6 +9,7 @@ use netplan::{Refusal, State};
 use tokio::time::sleep;
 
 use crate::apply::apply;
+use crate::host_state::HostState;
 use crate::refusal::{self, RefusalError};
 use crate::table::Table;
 use foreign::other_firewalls;
@@ -32,7 +33,7 @@ pub(crate) struct Withdrawn {
 pub(crate) async fn whole_node(handle: &Handle, quiet: Option<Duration>) -> Withdrawn {
     let mut table = Table::default();
     let mut withdrawn = match quiet {
-        Some(quiet) => withdraw(handle, &mut table, quiet, &BTreeSet::new()).await,
+        Some(quiet) => withdraw(handle, &mut table, quiet, Stays::default()).await,
         None => Withdrawn { senders: Vec::new(), problems: all(handle, &mut table).await },
     };
     withdrawn.problems.extend(other_firewalls::remove(handle.netns()));
@@ -59,16 +60,25 @@ fn is_gateways(name: &str) -> bool {
     digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
+/// Parts of a config that a withdrawal goes by; none where there is no config.
+#[derive(Default)]
+pub(crate) struct Stays {
+    /// Prefixes that stay refused in any case.
+    pub(crate) prefixes: BTreeSet<Cidr>,
+    /// Pods of the node.
+    pub(crate) local_pods: BTreeSet<Cidr>,
+}
+
 /// Takes away all that is ours but the refusal of peers' prefixes, and that, too, unless something
-/// still sends to them. The refusal of those of `kept` stays in any case.
+/// still sends to them.
 pub(crate) async fn withdraw(
     handle: &Handle,
     table: &mut Table,
     quiet: Duration,
-    kept: &BTreeSet<Cidr>,
+    stays: Stays,
 ) -> Withdrawn {
     let mut withdrawn = Withdrawn::default();
-    match refuse(handle, table, quiet, kept).await {
+    match refuse(handle, table, quiet, stays).await {
         Ok((senders, problems)) => (withdrawn.senders, withdrawn.problems) = (senders, problems),
         Err(error) => {
             withdrawn.problems.push(chain(&error));
@@ -82,12 +92,16 @@ async fn refuse(
     handle: &Handle,
     table: &mut Table,
     quiet: Duration,
-    kept: &BTreeSet<Cidr>,
+    stays: Stays,
 ) -> Result<(Vec<IpAddr>, Vec<String>), RefusalError> {
     let netns = handle.netns();
-    let mut prefixes = refusal::backstops(handle).await?;
-    prefixes.extend(refusal::observe(netns)?.prefixes);
-    let refusal = Refusal::of(prefixes);
+    let before = refusal::observe(netns)?;
+    let mut refusal = Refusal::of(&before.prefixes | &refusal::backstops(handle).await?);
+    // Networks that cannot be read are refused with the prefixes.
+    if let Ok(host_state) = HostState::gather(handle).await {
+        let networks = host_state.networks().map(|(network, _)| network);
+        refusal.leave(networks, &(&before.local_pods | &stays.local_pods));
+    }
     if refusal.prefixes.is_empty() {
         return Ok((Vec::new(), dataplane(handle, table).await));
     }
@@ -98,8 +112,8 @@ async fn refuse(
     sleep(WATCH).await;
     let senders = refusal::senders(&refusal::observe(netns)?);
     if senders.is_empty() {
-        let kept = &refusal.prefixes & kept;
-        refusal::write(netns, &Refusal::of(kept), quiet)?;
+        refusal.retain(&refusal.prefixes & &stays.prefixes);
+        refusal::write(netns, &refusal, quiet)?;
     }
     Ok((senders, problems))
 }

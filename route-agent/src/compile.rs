@@ -3,6 +3,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{NodeGateway, VNI, VXLAN_PORT};
 use fabric_api::{Cidr, Mac, overlay_v6};
+use foreign::foreign_routes::Foreign;
 use netplan::names::{
     self, BACKSTOP_PRIORITY, BACKSTOP_TABLE, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY,
     OWN_NETWORKS_PRIORITY, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
@@ -11,6 +12,10 @@ use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, 
 
 use crate::host_state::HostState;
 use crate::parsed_config::{ParsedConfig, ParsedGateway, ParsedPeering};
+
+/// First word of a remedy that is no command.
+const RESERVE: &str = fabric_api::fabric::Diversion::RESERVE;
+const TYPE: &str = "(a Network with the label ipam.liqo.io/network-type: reserved)";
 
 /// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub(crate) struct Compiled {
     /// Parts of the config that can't be applied, and the obstacles to its working. A problem of
     /// one peering leaves the others alone.
     pub(crate) problems: BTreeSet<String>,
+    /// Peers' prefixes that are the node's own.
+    pub(crate) conflicts: Vec<Foreign>,
 }
 
 impl Compiled {
@@ -64,9 +71,8 @@ pub(crate) fn is_refusable(
     prefix: &Cidr,
 ) -> bool {
     let compiler = Compiler { config, host_state, out: Compiled::default() };
-    let has_own = || host_state.networks().any(|(network, _)| network.overlaps(prefix));
-    let is_of_peer = || config.peers().any(|peer| peer.overlaps(prefix));
-    !is_of_peer() && !has_own() && compiler.covered(prefix).is_none()
+    let is_of_peer = config.peers().any(|peer| peer.overlaps(prefix));
+    !is_of_peer && compiler.taken(prefix).is_none() && compiler.overlays_own(prefix).is_none()
 }
 
 struct Compiler<'a> {
@@ -75,7 +81,7 @@ struct Compiler<'a> {
     out: Compiled,
 }
 
-impl Compiler<'_> {
+impl<'a> Compiler<'a> {
     fn add_links(&mut self) {
         let Some(mac) = self.config.mac else { return };
         let families = self.config.gateways().map(|gateway| Family::of(gateway.underlay));
@@ -148,6 +154,7 @@ impl Compiler<'_> {
                     priority,
                     family,
                     iif: None,
+                    from: None,
                     to: None,
                     action: RuleAction::Lookup(table),
                     protocol: PROTOCOL,
@@ -177,7 +184,9 @@ impl Compiler<'_> {
         for dev in devices {
             for (priority, action) in actions {
                 let (iif, to) = (Some(dev.clone()), Some(pods));
-                self.add_rule(Rule { priority, family, iif, to, action, protocol: PROTOCOL });
+                let rule =
+                    Rule { priority, family, iif, from: None, to, action, protocol: PROTOCOL };
+                self.add_rule(rule);
             }
         }
     }
@@ -210,63 +219,116 @@ impl Compiler<'_> {
             self.out.firewall.peers.insert(*prefix);
             self.out.firewall.unconnected.insert(*prefix);
             self.put_backstops(*prefix);
+            self.leave_own_networks(prefix);
         }
     }
 
-    /// Those that take nothing from the node or another peer.
+    /// Those that tunnels lead to: they take nothing that the overlay runs on, nor pods of the cluster or another peer.
     fn usable_prefixes(&mut self, peering: &ParsedPeering<'_>) -> Vec<Cidr> {
         let peer = &peering.spec.peer_cluster_id;
         let mut usable = Vec::new();
         for prefix in &peering.prefixes {
-            match self.covered(prefix) {
-                None => {
-                    usable.push(*prefix);
-                    self.leave_own_networks(peer, prefix);
-                }
-                Some(what) => self.problem(format!(
+            if let Some(what) = self.taken(prefix) {
+                self.problem(format!(
                     "peer {peer}: prefix {prefix} is refused: it would cover {what}"
-                )),
+                ));
+                continue;
+            }
+            if let Some(what) = self.overlays_own(prefix) {
+                self.leave_own_networks(prefix);
+                self.keep_pods_from(prefix);
+                let cause = format!("the peer's prefix {prefix} would cover {what}");
+                let remedy = format!("{RESERVE}{prefix} {TYPE}, and peer again");
+                self.conflict(peer, *prefix, &cause, remedy);
+                continue;
+            }
+            usable.push(*prefix);
+            for (network, dev) in self.leave_own_networks(prefix) {
+                if network.len() <= prefix.len() {
+                    let cause = format!(
+                        "the peer's prefix {prefix} lies in the node's own network {network} on {dev}"
+                    );
+                    let remedy = format!(
+                        "{RESERVE}{network} {TYPE}, and peer again, or give {dev} another address"
+                    );
+                    self.conflict(peer, *prefix, &cause, remedy);
+                    continue;
+                }
+                self.problem(format!(
+                    "peer {peer}: prefix {prefix} has the node's own network {network} on {dev} in it: the peer's \
+                     pods with these addresses are not reached from here, nor that network by this node's pods; \
+                     give that network another address, or the peer another prefix"
+                ));
             }
         }
         usable
     }
 
-    /// Leaves the node its own networks within a prefix, which may have come after that: the peer's pods with these
-    /// addresses are not reached from here, and the others stay in the tunnel.
-    fn leave_own_networks(&mut self, peer: &str, prefix: &Cidr) {
-        let host_state = self.host_state;
-        for (network, dev) in host_state.networks().filter(|(network, _)| network.overlaps(prefix))
-        {
-            self.out.firewall.own_networks.insert(network);
+    /// Notes that nothing passes between this node's pods and a prefix.
+    fn conflict(&mut self, peer: &str, prefix: Cidr, cause: &str, remedy: String) {
+        let problem = format!(
+            "peer {peer}: nothing passes between this node's pods and {prefix}: {cause}; {remedy}"
+        );
+        let (cause, prefixes) = (Some(cause.to_owned()), vec![prefix]);
+        self.out.conflicts.push(Foreign { problem, removal: remedy, cause, prefixes });
+    }
+
+    /// Leaves the node its own networks within a prefix, or the part of one that is a prefix, which may have come after
+    /// that. The rest stays in the tunnel, or refused. Returns these networks, and their devices.
+    fn leave_own_networks(&mut self, prefix: &Cidr) -> Vec<(Cidr, &'a str)> {
+        let own = self.host_state.networks().filter(|(network, _)| network.overlaps(prefix));
+        let own: Vec<_> = own.collect();
+        for (network, _) in &own {
+            let to = network.and(prefix);
+            self.out.firewall.own_networks.extend(to);
             self.add_rule(Rule {
                 priority: OWN_NETWORKS_PRIORITY,
-                family: Family::of_prefix(&network),
+                family: Family::of_prefix(network),
                 iif: None,
-                to: Some(network),
+                from: None,
+                to,
                 action: RuleAction::LookupSpecific(MAIN_TABLE),
                 protocol: PROTOCOL,
             });
-            self.problem(format!(
-                "peer {peer}: prefix {prefix} has the node's own network {network} on {dev} in it, whose \
-                 addresses are not reached at the peer; give that network another address, or the peer \
-                 another prefix"
-            ));
+        }
+        own
+    }
+
+    /// Keeps pods' packets to a prefix that no tunnel leads to from leaving by the default route.
+    fn keep_pods_from(&mut self, prefix: &Cidr) {
+        let family = Family::of_prefix(prefix);
+        let pods = self.config.local_pods.iter().filter(|pods| Family::of_prefix(pods) == family);
+        for pods in pods {
+            self.out.state.rules.insert(Rule {
+                priority: NO_POD_PRIORITY,
+                family,
+                iif: None,
+                from: Some(*pods),
+                to: Some(*prefix),
+                action: RuleAction::Unreachable,
+                protocol: PROTOCOL,
+            });
         }
     }
 
-    /// Description of the network that a route to this prefix would take packets from.
-    fn covered(&self, prefix: &Cidr) -> Option<String> {
-        let is_covered = |network: &Cidr| network.overlaps(prefix) && network.len() <= prefix.len();
-        let mut networks = self.host_state.networks().filter(|(network, _)| is_covered(network));
-        if let Some((network, dev)) = networks.next() {
+    /// Description of what the overlay runs on that a route to this prefix would take packets from.
+    fn overlays_own(&self, prefix: &Cidr) -> Option<String> {
+        let underlay = self.host_state.underlay_networks(self.config);
+        if let Some(network) = underlay.iter().find(|network| network.overlaps(prefix)) {
+            let mut networks = self.host_state.networks();
+            let dev =
+                networks.find(|(of, _)| of == network).map(|(_, dev)| dev).unwrap_or_default();
             return Some(format!("the node's own network {network} on {dev}"));
         }
         let of_gateway = |g: &NodeGateway| [&[g.underlay, g.overlay.into()], &*g.links].concat();
         let of_gateways = self.config.gateways().flat_map(of_gateway);
-        let mut underlay = of_gateways.chain(self.config.spec.underlay.iter().copied());
-        if let Some(address) = underlay.find(|address| prefix.contains(*address)) {
-            return Some(format!("the address {address}, which the overlay runs on"));
-        }
+        let mut addresses = of_gateways.chain(self.config.spec.underlay.iter().copied());
+        let address = addresses.find(|address| prefix.contains(*address))?;
+        Some(format!("the address {address}, which the overlay runs on"))
+    }
+
+    /// Description of the pods that a route to this prefix would take packets from.
+    fn taken(&self, prefix: &Cidr) -> Option<String> {
         if let Some(pods) = self.config.pods().find(|pods| pods.overlaps(prefix)) {
             return Some(format!("the cluster's own pods {pods}"));
         }

@@ -12,7 +12,7 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
 use netlink::nft::{self, NftError};
 use netlink::{Handle, NetlinkError, Netns};
-use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction, State, names};
+use netplan::{Family, Firewall, NextHop, Refusal, RouteKey, RuleAction, State, names};
 
 use crate::apply::Applied;
 use crate::compile::is_refusable;
@@ -88,7 +88,9 @@ impl Refuser {
             tracing::info!(%prefix, "no tunnel leads there any more; refusing it");
             self.table.hold(*prefix, self.quiet);
         }
-        if !fresh.is_empty() {
+        let networks = host_state.networks().map(|(network, _)| network);
+        let pods = config.local_pods.iter().copied().collect();
+        if self.table.leave(networks, &pods) || !fresh.is_empty() {
             self.write(netns)?;
         }
         let stays = |p: &&Cidr| refusable(p) && (wanted.contains(p) || self.table.is_held(p));
@@ -96,13 +98,13 @@ impl Refuser {
     }
 
     /// Ends the refusal of all prefixes but `kept`, as far as the rest of the config is in force, and
-    /// saves those of `peers`.
+    /// saves those of peers.
     pub(crate) async fn conclude(
         &mut self,
         handle: &Handle,
         config: &ParsedConfig<'_>,
         mut kept: BTreeSet<Cidr>,
-        peers: &BTreeSet<Cidr>,
+        firewall: &Firewall,
         applied: &Applied,
     ) -> Vec<RefusalError> {
         if !applied.is_whole() {
@@ -115,7 +117,9 @@ impl Refuser {
         if finished.is_ok() && applied.is_whole() {
             self.settled = Some(version(config.object));
         }
-        [finished, self.save(peers)].into_iter().filter_map(Result::err).collect()
+        let mut refused = Refusal::of(firewall.peers.clone());
+        refused.leave(firewall.own_networks.iter().copied(), &firewall.local_pods);
+        [finished, self.save(refused)].into_iter().filter_map(Result::err).collect()
     }
 
     /// Ends the refusal of all other prefixes, once the rest of the config is in force.
@@ -124,9 +128,8 @@ impl Refuser {
             for prefix in self.table.prefixes.difference(&kept) {
                 tracing::info!(%prefix, "no longer refused apart from peerings");
             }
-            self.table = Refusal { prefixes: kept, ..observe(netns)? };
-            let prefixes = &self.table.prefixes;
-            self.table.senders.retain(|(_, to), _| prefixes.iter().any(|p| p.contains(*to)));
+            self.table = observe(netns)?;
+            self.table.retain(kept);
             self.write(netns)?;
         }
         Ok(())
@@ -149,7 +152,8 @@ impl Refuser {
             for prefix in self.table.prefixes.difference(&kept) {
                 tracing::info!(%prefix, "no longer refused");
             }
-            self.table = Refusal::of(kept);
+            self.table.retain(kept);
+            self.table.senders.clear();
             self.write(netns)?;
         }
         Ok(())
@@ -172,13 +176,15 @@ impl Refuser {
     }
 
     /// Keeps for the next start of the host what must not leave it before an agent runs.
-    pub(crate) fn save(&mut self, prefixes: &BTreeSet<Cidr>) -> Result<(), RefusalError> {
+    fn save(&mut self, mut refusal: Refusal) -> Result<(), RefusalError> {
         let Some(path) = &self.file else { return Ok(()) };
-        let mut refusal = Refusal::default();
+        refusal.senders.clear();
         // A peering may be gone by the time that a controller is back.
-        prefixes.iter().for_each(|prefix| refusal.hold(*prefix, self.quiet));
+        for prefix in refusal.prefixes.clone() {
+            refusal.hold(prefix, self.quiet);
+        }
         let text = refusal.addition(self.quiet);
-        let text = if prefixes.is_empty() { String::new() } else { text };
+        let text = if refusal.prefixes.is_empty() { String::new() } else { text };
         if self.saved.as_ref() == Some(&text) {
             return Ok(());
         }
@@ -190,7 +196,7 @@ impl Refuser {
 
     /// The same after a withdrawal, when nothing else is left.
     pub(crate) fn save_refused(&mut self) -> Result<(), RefusalError> {
-        self.save(&self.table.prefixes.clone())
+        self.save(self.table.clone())
     }
 
     pub(crate) fn refused(&self) -> &BTreeSet<Cidr> {

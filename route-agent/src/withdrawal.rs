@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fabric_runtime::chain;
 use netlink::Handle;
 
-use crate::cleanup;
+use crate::cleanup::{self, Stays};
 use crate::parsed_config::ParsedConfig;
 use crate::refusal::Refuser;
 use crate::table::Table;
@@ -47,7 +47,11 @@ impl Withdrawal {
         let began = Instant::now();
         let removed = match self.since {
             Some(_) => cleanup::dataplane(handle, table).await,
-            None => cleanup::withdraw(handle, table, quiet, &kept).await.problems,
+            None => {
+                let local_pods = config.local_pods.iter().copied().collect();
+                let stays = Stays { prefixes: kept.clone(), local_pods };
+                cleanup::withdraw(handle, table, quiet, stays).await.problems
+            }
         };
         let mut problems = BTreeSet::from_iter(removed);
         let since = *self.since.get_or_insert(began);

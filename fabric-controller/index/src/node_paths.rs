@@ -349,9 +349,10 @@ pub fn remedy(of: &UnreachableNode) -> String {
             "give {node} a spec.podCIDRs within the Network of type pod-cidr, or the cluster a Network \
              of that type with {detail}"
         ),
-        PathFault::Diverted if second_part.is_some() => {
-            format!("run `{}` on {node}", second_part.unwrap_or_default())
-        }
+        PathFault::Diverted if second_part.is_some() => match second_part.unwrap_or_default() {
+            words if words.starts_with(Diversion::RESERVE) => words.to_owned(),
+            command => format!("run `{command}` on {node}"),
+        },
         PathFault::Diverted => {
             format!(
                 "run `{detail}` on {node}, or have its owner let packets of pods and peers pass it"

@@ -67,6 +67,12 @@ impl Cidr {
         self.0.contains(&address)
     }
 
+    /// Returns what both have in common: the longer one, if it lies in the other.
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        let longer = if self.len() >= other.len() { self } else { other };
+        self.overlaps(other).then_some(*longer)
+    }
+
     pub fn overlaps(&self, other: &Self) -> bool {
         self.0.contains(&other.0) || other.0.contains(&self.0)
     }

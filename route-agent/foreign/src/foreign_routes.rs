@@ -16,7 +16,7 @@ use netplan::names::{
 use netplan::{Family, Firewall, RouteKey};
 
 /// A rule or route, and what it does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
     pub problem: String,
     /// Command that removes it, or solves the cause.
@@ -58,7 +58,8 @@ pub async fn find(
             let mut routes = handle.table_routes(family, table).await?;
             // Addresses of the node's own networks, which have a problem of their own.
             let is_own = |route: &ForeignRoute| {
-                firewall.own_networks.iter().any(|own| own.contains(route.to.address()))
+                let mut own = firewall.own_networks.iter();
+                own.any(|own| own.len() <= route.to.len() && own.contains(route.to.address()))
             };
             routes.retain(|route| table != LOCAL_TABLE || !is_own(route));
             tables.insert(table, routes);

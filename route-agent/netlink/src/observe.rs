@@ -35,8 +35,8 @@ pub struct Scope {
     pub protocol: u8,
     /// Only routes over this device are ours: others have the same tables and protocol.
     pub routes_of: Option<String>,
-    /// Priority of our last rule. What others put into our tables, and rules of theirs up to this
-    /// priority, take packets from ours: changes of these are reported, too.
+    /// Priority of our last rule, if all rules of this protocol are ours. What others put into our tables, and rules
+    /// of theirs up to this priority, take packets from ours: changes of these are reported, too.
     pub last_rule: Option<u32>,
     /// Settings to read. Those of devices that are not there are left out.
     pub sysctls: BTreeSet<Sysctl>,
@@ -183,7 +183,8 @@ impl Handle {
             let rule = |m: &Message| {
                 if let Message::NewRule(m) = m { as_rule(m, family) } else { None }
             };
-            let ours = |rule: &Rule| rule.protocol == scope.protocol && scope.has_rule(rule);
+            let is_scoped = |rule: &Rule| scope.last_rule.is_some() || scope.has_rule(rule);
+            let ours = |rule: &Rule| rule.protocol == scope.protocol && is_scoped(rule);
             state.rules.extend(found.iter().filter_map(rule).filter(ours));
         }
         Ok(())
@@ -270,7 +271,7 @@ fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(Ro
 
 fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
     let (mut priority, mut table) = (0, u32::from(message.header.table));
-    let (mut iif, mut to, mut protocol, mut is_specific) = (None, None, 0, false);
+    let (mut iif, mut from, mut to, mut protocol, mut is_specific) = (None, None, None, 0, false);
     for attribute in &message.attributes {
         if let RuleAttribute::Priority(value) = attribute {
             priority = *value;
@@ -280,6 +281,8 @@ fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
             iif = Some(name.clone());
         } else if let RuleAttribute::Destination(address) = attribute {
             to = Cidr::around(*address, message.header.dst_len);
+        } else if let RuleAttribute::Source(address) = attribute {
+            from = Cidr::around(*address, message.header.src_len);
         } else if let RuleAttribute::SuppressPrefixLen(len) = attribute {
             // The kernel reports -1 where nothing is suppressed.
             is_specific = *len == 0;
@@ -296,5 +299,5 @@ fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
     } else {
         RuleAction::Lookup(table)
     };
-    Some(Rule { priority, family, iif, to, action, protocol })
+    Some(Rule { priority, family, iif, from, to, action, protocol })
 }

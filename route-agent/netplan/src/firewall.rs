@@ -218,7 +218,7 @@ impl fmt::Display for Firewall {
         writeln!(f, "  chain sources {{")?;
         writeln!(f, "    type nat hook postrouting priority {SOURCES_PRIORITY}; policy accept;")?;
         let own_networks = by_length(&self.own_networks);
-        own_networks.iter().try_for_each(|set| set.write(f, "daddr", "return"))?;
+        own_networks.iter().try_for_each(|set| set.write(f, "daddr", "goto other_sources"))?;
         kept.iter().try_for_each(|set| set.write(f, "saddr", "jump keep"))?;
         for set in &peers {
             let external = match set.is_ipv4() {
@@ -299,7 +299,10 @@ impl fmt::Display for Firewall {
     }
 }
 
-const OTHER_SOURCES: &str = "    udp dport 4879 fib saddr type local snat ip to ip saddr
+const OTHER_SOURCES: &str = "    goto other_sources
+  }
+  chain other_sources {
+    udp dport 4879 fib saddr type local snat ip to ip saddr
     udp dport 4879 fib saddr type local snat ip6 to ip6 saddr
     ct original ip daddr @masqueraded_v4 masquerade
     ct original ip6 daddr @masqueraded_v6 masquerade

@@ -25,6 +25,10 @@ const MAX_SENDERS: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
     pub prefixes: BTreeSet<Cidr>,
+    /// Networks of the node within these: only what pods send there is refused.
+    pub own_networks: BTreeSet<Cidr>,
+    /// Pods of the node. Without any, whatever is forwarded counts as theirs.
+    pub local_pods: BTreeSet<Cidr>,
     /// Source and destination of refused packets, and the time until the kernel drops them. An
     /// unspecified source holds a prefix to which nothing was sent yet.
     pub senders: BTreeMap<(IpAddr, IpAddr), Duration>,
@@ -32,7 +36,33 @@ pub struct Refusal {
 
 impl Refusal {
     pub fn of(prefixes: BTreeSet<Cidr>) -> Self {
-        Self { prefixes, senders: BTreeMap::new() }
+        Self { prefixes, ..Self::default() }
+    }
+
+    /// Leaves the node those of its networks that lie in a prefix. Returns false if they were left already.
+    pub fn leave(
+        &mut self,
+        networks: impl IntoIterator<Item = Cidr>,
+        pods: &BTreeSet<Cidr>,
+    ) -> bool {
+        let within = |network: Cidr| self.prefixes.iter().filter_map(move |of| of.and(&network));
+        let own: BTreeSet<Cidr> = networks.into_iter().flat_map(within).collect();
+        let pods = if own.is_empty() { BTreeSet::new() } else { pods.clone() };
+        let before = (&self.own_networks, &self.local_pods);
+        let is_new = before != (&own, &pods);
+        (self.own_networks, self.local_pods) = (own, pods);
+        is_new
+    }
+
+    /// Ends the refusal of all other prefixes.
+    pub fn retain(&mut self, kept: BTreeSet<Cidr>) {
+        self.prefixes = kept;
+        let prefixes = &self.prefixes;
+        self.senders.retain(|(_, to), _| prefixes.iter().any(|of| of.contains(*to)));
+        self.own_networks.retain(|own| prefixes.iter().any(|of| of.overlaps(own)));
+        if self.own_networks.is_empty() {
+            self.local_pods.clear();
+        }
     }
 
     /// Refuses a prefix, for `quiet` at least.
@@ -73,7 +103,7 @@ impl Refusal {
         format!("table inet {TABLE}\ndelete table inet {TABLE}\n")
     }
 
-    /// Adds the elements of a kernel set: `name` separates prefixes from senders.
+    /// Adds an element of a kernel set, whose name has its kind and, of networks, their length.
     pub fn add_element(&mut self, name: &str, key: &[u8], left: Duration) {
         match (name, key.len()) {
             ("senders_v4", 8) | ("senders_v6", 32) => {
@@ -83,15 +113,32 @@ impl Refusal {
                 }
             }
             _ => {
-                let len = name.strip_prefix("prefixes_").and_then(|rest| rest.split_once('_'));
-                let len = len.and_then(|(_, len)| len.parse().ok());
+                let kind = name.split('_').next().unwrap_or_default();
+                let Some((_, networks)) = self.networks().into_iter().find(|(of, _)| *of == kind)
+                else {
+                    return;
+                };
+                let len = name.rsplit('_').next().and_then(|len| len.parse().ok());
                 let network = address(key).zip(len);
-                let prefix = network.and_then(|(network, len)| Cidr::around(network, len));
-                self.prefixes.extend(prefix);
+                networks.extend(network.and_then(|(network, len)| Cidr::around(network, len)));
             }
         }
     }
+
+    /// All networks, by the kind of their sets.
+    fn networks(&mut self) -> [(&'static str, &mut BTreeSet<Cidr>); 3] {
+        [
+            (PREFIXES, &mut self.prefixes),
+            (OWN_NETWORKS, &mut self.own_networks),
+            (LOCAL_PODS, &mut self.local_pods),
+        ]
+    }
 }
+
+/// First parts of the names of sets.
+const PREFIXES: &str = "prefixes";
+const OWN_NETWORKS: &str = "own";
+const LOCAL_PODS: &str = "pods";
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
@@ -113,35 +160,56 @@ struct Body<'a> {
 /// * Established connections are reset, too: nothing will carry them again.
 /// * An error about a VXLAN packet would quote what is in it; so there is none, also while there is no other table: a
 ///   host whose Node is gone may still be sent some.
-/// * Prefixes are in sets, which can be read back; the set's name has their length.
+/// * The node's own networks within prefixes are its own: it goes on to reach them, and others do so through it.
+/// * Networks are in sets, which can be read back; the set's name has their length.
 impl fmt::Display for Body<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_senders(f, 4, "ipv4_addr")?;
         self.write_senders(f, 6, "ipv6_addr")?;
-        let sets = by_length(&self.refusal.prefixes);
-        let mut rules = String::new();
-        for set in &sets {
-            let (version, family) = if set.is_ipv4() { ("v4", "ip") } else { ("v6", "ip6") };
-            let (len, mask) = (set.len(), set.mask);
-            let networks: Vec<_> = set.networks.iter().map(IpAddr::to_string).collect();
-            writeln!(f, "  set prefixes_{version}_{len} {{")?;
-            writeln!(f, "    type ip{version}_addr;")?;
-            writeln!(f, "    elements = {{ {} }}\n  }}", networks.join(", "))?;
-            rules +=
-                &format!("    {family} daddr and {mask} @prefixes_{version}_{len} goto refuse\n");
-        }
+        let Refusal { prefixes, own_networks, local_pods, .. } = self.refusal;
+        let refuse = write_sets(f, (PREFIXES, prefixes), "daddr", "goto refuse")?;
+        let leave = write_sets(f, (OWN_NETWORKS, own_networks), "daddr", "accept")?;
+        let of_pods = write_sets(f, (LOCAL_PODS, local_pods), "saddr", "return")?;
         write!(f, "  counter {COUNTER} {{\n  }}\n  chain refuse {{\n{}", self.remember())?;
         writeln!(f, "    counter name {COUNTER}")?;
         f.write_str(REFUSE)?;
-        for (chain, hook) in [("forwarded", "prerouting"), ("own", "output")] {
+        // What is for the node itself leaves it as little as what it sends.
+        let mut leave_forwarded = leave.replace(" accept\n", " fib daddr type local accept\n");
+        if !of_pods.is_empty() {
+            writeln!(f, "  chain leave {{\n{of_pods}    accept\n  }}")?;
+            leave_forwarded += &leave.replace(" accept\n", " jump leave\n");
+        }
+        for (chain, hook, leave) in
+            [("forwarded", "prerouting", leave_forwarded), ("own", "output", leave)]
+        {
             writeln!(f, "  chain {chain} {{")?;
             writeln!(f, "    type filter hook {hook} priority -91; policy accept;")?;
-            writeln!(f, "{rules}  }}")?;
+            writeln!(f, "{leave}{refuse}  }}")?;
         }
         writeln!(f, "  chain errors {{")?;
         writeln!(f, "    type filter hook postrouting priority 97; policy accept;")?;
         writeln!(f, "{NO_ERRORS_ABOUT_VXLAN}  }}")
     }
+}
+
+/// Writes networks as sets of a kind. Returns the rules that do `verdict` to what has `field` (saddr, daddr) in them.
+fn write_sets(
+    f: &mut fmt::Formatter<'_>,
+    (kind, networks): (&str, &BTreeSet<Cidr>),
+    field: &str,
+    verdict: &str,
+) -> Result<String, fmt::Error> {
+    let mut rules = String::new();
+    for set in by_length(networks) {
+        let (version, family) = if set.is_ipv4() { ("v4", "ip") } else { ("v6", "ip6") };
+        let (len, mask) = (set.len(), set.mask);
+        let networks: Vec<_> = set.networks.iter().map(IpAddr::to_string).collect();
+        writeln!(f, "  set {kind}_{version}_{len} {{")?;
+        writeln!(f, "    type ip{version}_addr;")?;
+        writeln!(f, "    elements = {{ {} }}\n  }}", networks.join(", "))?;
+        rules += &format!("    {family} {field} and {mask} @{kind}_{version}_{len} {verdict}\n");
+    }
+    Ok(rules)
 }
 
 const REFUSE: &str = "    udp dport 4879 drop
@@ -210,6 +278,20 @@ mod tests {
     }
 
     #[test]
+    fn networks_outside_of_prefixes_need_no_rules() {
+        let mut refusal = Refusal::of([cidr("10.201.0.0/16"), cidr("10.202.0.0/16")].into());
+        let networks = ["192.0.2.0/24", "10.201.5.0/24", "10.202.5.1/32"].map(cidr);
+        let pods = BTreeSet::from([cidr("10.200.1.0/24")]);
+        assert!(refusal.leave(networks, &pods));
+        assert_eq!(refusal.own_networks, networks[1..].iter().copied().collect());
+        assert!(!refusal.leave(networks, &pods), "nothing is new");
+        refusal.retain([cidr("10.202.0.0/16")].into());
+        assert_eq!(refusal.own_networks, [networks[2]].into());
+        refusal.retain(BTreeSet::new());
+        assert_eq!(refusal, Refusal::default());
+    }
+
+    #[test]
     fn full_sender_set_counts_as_sending() {
         let mut refusal = Refusal::of([cidr("10.202.0.0/16")].into());
         for i in 0..MAX_SENDERS as u32 {
@@ -225,6 +307,10 @@ mod tests {
         refusal.add_element("prefixes_v4_16", &[10, 201, 0, 0], Duration::ZERO);
         refusal.add_element("senders_v4", &[10, 200, 1, 2, 10, 201, 0, 9], QUIET);
         refusal.add_element("unknown", &[1, 2, 3], QUIET);
+        refusal.add_element("own_v4_24", &[10, 201, 5, 0], Duration::ZERO);
+        refusal.add_element("pods_v4_24", &[10, 200, 1, 0], Duration::ZERO);
+        assert_eq!(refusal.own_networks, [cidr("10.201.5.0/24")].into());
+        assert_eq!(refusal.local_pods, [cidr("10.200.1.0/24")].into());
         assert_eq!(refusal.prefixes, [cidr("10.201.0.0/16")].into());
         let pair = ([10, 200, 1, 2].into(), [10, 201, 0, 9].into());
         assert_eq!(refusal.senders, [(pair, QUIET)].into());

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 use fabric_primitives::{Cidr, Mac};
 use netplan::{
-    Address, Device, Family, Firewall, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan,
-    plan,
+    Address, Device, Family, Firewall, Refusal, Route, RouteKey, Rule, RuleAction, State, Sysctl,
+    Vxlan, plan,
 };
 
 #[test]
@@ -28,10 +28,21 @@ fn the_firewall_table_is_the_golden_one() {
         exits: ["eth0".to_owned()].into(),
         uplinks: ["eth0".to_owned()].into(),
         underlay: [cidr("192.0.2.0/24"), cidr("2001:db8::/64")].into(),
+        own_networks: [cidr("10.201.5.0/24")].into(),
         has_symmetric_pods: true,
         ..Firewall::default()
     };
     assert_eq!(firewall.script(), include_str!("golden/firewall.nft"));
+}
+
+#[test]
+fn the_refusal_table_is_the_golden_one() {
+    let mut refusal = Refusal::of([cidr("10.201.0.0/16"), cidr("fd00:201::/48")].into());
+    let own = [cidr("10.201.5.0/24"), cidr("192.0.2.0/24")];
+    refusal.leave(own, &[cidr("10.200.1.0/24")].into());
+    let seconds = std::time::Duration::from_secs;
+    refusal.senders.insert((ip("10.200.1.2"), ip("10.201.0.9")), seconds(200));
+    assert_eq!(refusal.script(seconds(300)), include_str!("golden/refusal.nft"));
 }
 
 #[test]
@@ -151,6 +162,7 @@ fn inner() -> State {
         priority: 100,
         family: Family::Ipv4,
         iif: Some("tunnel".to_owned()),
+        from: None,
         to: None,
         action: RuleAction::Lookup(1),
         protocol: 119,

@@ -110,20 +110,44 @@ fn overlay_addresses_are_kept_in_by_both_tables() {
 #[test]
 fn prefix_over_node_network_alone_is_refused() {
     for (prefix, why) in [
-        ("192.0.0.0/16", "the address 192.0.2.7, which the overlay runs on"),
+        ("192.0.0.0/16", "the node's own network 192.0.2.0/24 on eth0"),
         ("192.0.2.128/25", "the node's own network 192.0.2.0/24 on eth0"),
-        ("0.0.0.0/0", "the address 192.0.2.7, which the overlay runs on"),
+        ("0.0.0.0/0", "the cluster's own pods 10.200.0.0/16"),
         ("10.80.0.0/16", "the address 10.80.0.7, which the overlay runs on"),
         ("10.200.0.0/15", "the cluster's own pods 10.200.0.0/16"),
     ] {
         let both = vec![prefix.to_owned(), "10.203.0.0/16".to_owned()];
         let peering = NodePeering { prefixes: both, ..peering() };
         let compiled = compile(&config(vec![peering]), &host_state());
-        let problem = format!("peer milan: prefix {prefix} is refused: it would cover {why}");
-        assert_eq!(compiled.problems, [problem].into());
+        let conflicts = compiled.conflicts.iter().map(|of| &of.problem);
+        let problems: Vec<_> = compiled.problems.iter().chain(conflicts).collect();
+        let [problem] = &*problems else { panic!("{problems:?}") };
+        assert!(problem.contains(&format!("would cover {why}")), "{problem}");
         assert_eq!(compiled.firewall.peers, [cidr("10.203.0.0/16")].into());
         assert!(compiled.state.routes.keys().all(|key| key.to.to_string() != prefix));
+        let is_kept = |rule: &&Rule| {
+            rule.action == RuleAction::Unreachable
+                && (rule.from, rule.to) == (Some(cidr("10.200.1.0/24")), Some(cidr(prefix)))
+        };
+        let is_of_node = !why.contains("own pods");
+        assert_eq!(compiled.state.rules.iter().find(is_kept).is_some(), is_of_node, "{prefix}");
     }
+}
+
+/// With a route of that network's, pods' packets are dropped, and without one they go to the peer.
+#[test]
+fn prefix_in_a_network_of_the_node_is_kept_and_reported() {
+    let mut host_state = host_state();
+    let address = Address { address: "10.201.0.1".parse().unwrap(), len: 8, dev: "br9".to_owned() };
+    host_state.addresses.push(address);
+    let compiled = compile(&config(vec![peering()]), &host_state);
+    let [conflict] = &*compiled.conflicts else { panic!("{:?}", compiled.conflicts) };
+    assert_eq!(conflict.prefixes, [cidr("10.201.0.0/16")]);
+    assert!(conflict.problem.contains("lies in the node's own network 10.0.0.0/8 on br9"));
+    assert!(compiled.firewall.peers.contains(&cidr("10.201.0.0/16")));
+    assert_eq!(compiled.firewall.own_networks, [cidr("10.201.0.0/16")].into());
+    let way = RouteKey::new(TABLE, cidr("10.201.0.0/16"));
+    assert!(compiled.state.routes.contains_key(&way), "{:?}", compiled.state.routes);
 }
 
 #[test]

@@ -165,6 +165,44 @@ fn saved_refusal_works_without_weft() {
     eventually("nothing is saved any more", SOON, || !file.exists());
 }
 
+/// The node reaches its own networks within a refused prefix, and its pods do not.
+#[test]
+fn refused_prefix_leaves_the_nodes_networks() {
+    const OWN: &str = "10.201.5.1";
+    let give = |world: &World| {
+        sh(&world.node, "ip link add br9 type bridge; ip link set br9 up");
+        sh(&world.node, &format!("ip address add {OWN}/24 dev br9"));
+        let at = SocketAddr::new(OWN.parse().unwrap(), 80);
+        world.node.run(|| std::net::TcpListener::bind(at)).unwrap().unwrap()
+    };
+    let check = |world: &World, when: &str| {
+        assert!(is_refusing(world), "{when}");
+        let own = connect(&world.node, SocketAddr::new(OWN.parse().unwrap(), 80));
+        assert!(own.is_ok(), "{when}: {own:?}");
+        for peer in [PEER, "10.201.5.9"] {
+            assert_eq!(refusal(world, peer), Some(ErrorKind::ConnectionRefused), "{when}: {peer}");
+        }
+    };
+    let (world, file) = saving();
+    let before = std::fs::read_to_string(&file).unwrap();
+    let _listener = give(&world);
+    let saved = || std::fs::read_to_string(&file).unwrap();
+    eventually("what is saved names the network", SOON, || saved() != before);
+    let text = saved();
+    world.reconfigure(without_peering(60));
+    check(&world, "without its peering");
+    let sender = Pings::start(&world.pod);
+    world.configure(NodeConfigSpec { removed: true, ..config() });
+    eventually("the agent has withdrawn", SOON, || world.is_settled());
+    check(&world, "removed");
+    drop(sender);
+
+    let other = World::new();
+    let _listener = give(&other);
+    sh(&other.node, &format!("nft -f - <<'END'\n{text}END"));
+    check(&other, "as the host starts");
+}
+
 /// As after a restart of the host, during which the peering was removed.
 #[test]
 fn loaded_refusal_outlives_its_peering() {

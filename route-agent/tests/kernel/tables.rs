@@ -96,11 +96,51 @@ fn covering_prefix_is_refused_and_reported() {
     covering.peerings[0].prefixes.push("192.0.0.0/16".to_owned());
     world.configure(covering);
     let problems = world.settle();
-    let problem = "peer milan: prefix 192.0.0.0/16 is refused: it would cover the \
-                   address 192.0.2.7, which the overlay runs on";
+    let problem = "peer milan: nothing passes between this node's pods and 192.0.0.0/16: the peer's prefix \
+                   192.0.0.0/16 would cover the node's own network 192.0.2.0/24 on eth0; reserve 192.0.0.0/16 (a \
+                   Network with the label ipam.liqo.io/network-type: reserved), and peer again";
     assert_eq!(problems, [problem]);
     assert!(!sh(&world.node, "ip route show table 18952").contains("192.0.0.0"));
     assert!(sh(&world.node, "ip route show table 18952").contains("10.201.0.0/16 via"));
+    let (_, status) = world.status().unwrap();
+    assert_eq!(status.diversions[0].prefixes, ["192.0.0.0/16"]);
+    sh(&world.node, "ip route replace default via 192.0.2.7");
+    let way = |to: &str| {
+        sh(&world.node, &format!("ip route get {to} from 10.200.1.2 iif pod0 2>&1 || true"))
+    };
+    assert!(way("192.0.9.9").contains("Network is unreachable"), "{}", way("192.0.9.9"));
+    assert!(way("192.0.2.9").contains("dev eth0"), "{}", way("192.0.2.9"));
+}
+
+/// Nothing leads there, or other packets than those of pods only.
+#[test]
+fn network_over_a_prefix_lets_nothing_out() {
+    let world = World::running(config());
+    sh(&world.node, "ip route replace default via 192.0.2.7; ip link add br9 type bridge");
+    let count = "nft 'table ip count { chain c { type filter hook postrouting priority 200; \
+                 oifname { eth0, br9 } ip daddr 10.201.0.0/16 counter; }; }'";
+    sh(&world.node, count);
+    for (option, up) in [("noprefixroute", "up"), ("", "up"), ("", "down")] {
+        sh(
+            &world.node,
+            &format!("ip link set br9 {up}; ip address add 10.201.0.1/16 dev br9 {option}"),
+        );
+        eventually("it is a fault", std::time::Duration::from_secs(3), || {
+            let diversions =
+                world.status().map(|(_, status)| status.diversions).unwrap_or_default();
+            let cause = "the peer's prefix 10.201.0.0/16 lies in the node's own network 10.201.0.0/16 on br9";
+            diversions.iter().any(|of| of.cause.as_deref() == Some(cause))
+        });
+        sh(&world.pod, "ping -c 3 -i 0.2 -W 1 10.201.7.9 || true");
+        sh(&world.node, "ip address del 10.201.0.1/16 dev br9");
+        sh(&world.pod, "ping -c 3 -i 0.05 -W 1 10.201.7.9 || true");
+        eventually("it is solved", std::time::Duration::from_secs(3), || {
+            world.problems().is_empty()
+        });
+    }
+    let counted = sh(&world.node, "nft list table ip count | grep -o 'packets [0-9]*'");
+    assert_eq!(counted, "packets 0\n");
+    assert!(!sh(&world.node, "ip rule").contains("102:"), "{}", sh(&world.node, "ip rule"));
 }
 
 /// One that comes later, too: without the prefix, what pods send to the peer would leave in clear.
@@ -115,9 +155,9 @@ fn own_network_in_a_prefix_takes_its_addresses_only() {
                  oifname br9 ip daddr 10.201.5.9 ip saddr 10.201.5.1 counter; \
                  oifname br9 ip daddr 10.201.5.9 ip saddr != 10.201.5.1 counter; }; }'";
     sh(&world.node, count);
-    let problem = "peer milan: prefix 10.201.0.0/16 has the node's own network 10.201.5.0/24 on br9 in it, \
-                   whose addresses are not reached at the peer; give that network another address, or \
-                   the peer another prefix";
+    let problem = "peer milan: prefix 10.201.0.0/16 has the node's own network 10.201.5.0/24 on br9 in it: \
+                   the peer's pods with these addresses are not reached from here, nor that network by this \
+                   node's pods; give that network another address, or the peer another prefix";
     eventually("the problem is named", std::time::Duration::from_secs(3), || {
         world.problems() == [problem]
     });
@@ -133,6 +173,7 @@ fn own_network_in_a_prefix_takes_its_addresses_only() {
     eventually("the problem is solved", std::time::Duration::from_secs(3), || {
         world.problems().is_empty() && way("10.201.5.9").contains("dev weft4")
     });
+    assert!(!sh(&world.node, "ip rule").contains("102:"), "{}", sh(&world.node, "ip rule"));
 }
 
 #[test]

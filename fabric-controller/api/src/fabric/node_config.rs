@@ -268,7 +268,8 @@ pub struct ForwardingOff {
 /// A rule or route of another program that takes packets between pods and peers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Diversion {
-    /// Command that removes it, such as `ip rule del priority 50 prohibit`, or solves the cause.
+    /// Command that removes it, such as `ip rule del priority 50 prohibit`, or solves the cause. Words, if they begin
+    /// with "reserve".
     pub removal: String,
     /// Cause, if it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -278,6 +279,11 @@ pub struct Diversion {
     /// When the agent found it (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
+}
+
+impl Diversion {
+    /// Beginning of a removal that is no command.
+    pub const RESERVE: &str = "reserve ";
 }
 
 /// A step that another program keeps undoing.

@@ -62,6 +62,7 @@ impl Link {
                 priority: PRIORITY,
                 family: Family::of(own),
                 iif: None,
+                from: None,
                 to: None,
                 action: RuleAction::Lookup(MAIN_TABLE),
                 protocol: PROTOCOL,
