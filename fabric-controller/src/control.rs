@@ -21,7 +21,7 @@ use crate::metrics::IpamOutcome;
 use crate::publish::{MAX_WRITES, Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
-use fabric_core::{Allocation, IpamRequest, Published, compile, faults_of_gateways, unreadable};
+use fabric_core::{Allocation, IpamRequest, Published, compile, unreadable, unshown_faults};
 use fabric_index::placement::{Placements, Plan};
 use fabric_index::{Grant, Holders, Index, LaggingNodes, Settings};
 use fabric_kube_client::findings::Reader;
@@ -304,8 +304,7 @@ impl Controller {
         self.report_nodes();
         let problems = self.with_uids(&wanted.problems);
         self.instruct(&wanted, Some(problems));
-        self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses, &wanted.problems));
-        self.vitals.findings.set(Reader::ClusterId, self.missing_id(&wanted.problems));
+        self.vitals.findings.set_faults(unshown_faults(&wanted.statuses, &wanted.problems));
         let needs_ipam = !wanted.ipam_requests.is_empty()
             || !self.releases.is_empty()
             || !self.undone.is_empty();
@@ -343,19 +342,6 @@ impl Controller {
 
     fn retry_at(&mut self, at: Option<Instant>) {
         self.retry = self.retry.into_iter().chain(at).min();
-    }
-
-    /// Problem of a cluster without its ID, which is not there to show that.
-    fn missing_id(&self, problems: &[Problem]) -> BTreeSet<Problem> {
-        let is_missing = |problem: &&Problem| {
-            let object = problem.object.as_ref();
-            object.is_some_and(|of| of.kind == Kind::ConfigMap && self.index.get(of).is_none())
-        };
-        let named = problems.iter().filter(is_missing).map(|problem| {
-            let (source, object, field) = (String::new(), None, None);
-            Problem { source, object, field, message: problem.to_string() }
-        });
-        named.collect()
     }
 
     fn with_uids(&self, problems: &[Problem]) -> BTreeMap<Problem, String> {

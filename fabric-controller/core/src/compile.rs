@@ -33,7 +33,7 @@ use fabric_objects::{Kind, Object, ObjectRef, Problem};
 use fabric_status::{Findings, Readiness};
 use jiff::Timestamp;
 
-pub use fabric_status::{faults_of_gateways, unreadable};
+pub use fabric_status::{unreadable, unshown_faults};
 pub use ipam_requests::{Allocation, IpamRequest};
 
 use desired::Desired;

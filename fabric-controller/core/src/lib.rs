@@ -5,5 +5,5 @@
 
 mod compile;
 
-pub use compile::{Allocation, IpamRequest, Published, compile, faults_of_gateways, unreadable};
+pub use compile::{Allocation, IpamRequest, Published, compile, unreadable, unshown_faults};
 pub use fabric_model::KeyPair;

@@ -1,6 +1,6 @@
 //! Findings of the controller that no object of the user may show: obstacles, which are reasons why it
 //! cannot read all that it needs (a missing definition, a denied list), and repairs of what others stored. And
-//! faults of gateways: Liqo's definitions of them have no place for conditions.
+//! faults of gateways and of the cluster's ID: Liqo's definitions of gateways have no place for conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,6 @@ pub enum Reader {
     Gateways,
     /// IPs for Liqo's other modules, and what they are made from.
     LiqoIps,
-    /// The ConfigMap with the cluster's ID.
-    ClusterId,
 }
 
 /// Obstacles of each reader, repairs, and faults. Clones share them.
@@ -61,7 +59,7 @@ impl Findings {
         self.repairs.borrow().clone()
     }
 
-    /// Replaces the faults of gateways, and what they wait for, by object.
+    /// Replaces the faults that objects may not show themselves, by object.
     pub fn set_faults(&self, faults: BTreeMap<String, String>) {
         self.faults.send_replace(faults);
     }

@@ -51,7 +51,7 @@ pub const NAME: &str = "weft-fabric-controller";
 const OBSTACLES: &str = "fabric.weft.dev/obstacles";
 /// Annotation: JSON list of what the holder repairs of other programs.
 const REPAIRS: &str = "fabric.weft.dev/repairs";
-/// Annotation: JSON object with faults of gateways, and what they wait for, by object.
+/// Annotation: JSON object with faults that objects may not show themselves, by object.
 const FAULTS: &str = "fabric.weft.dev/faults";
 /// Faults in the annotation, at most: the Lease is written every two seconds.
 const MAX_FAULTS: usize = 50;
@@ -331,7 +331,7 @@ pub fn repairs(lease: &Lease) -> Vec<String> {
     written(lease, REPAIRS)
 }
 
-/// Faults of gateways, by object, as the holder last wrote them.
+/// Faults that objects may not show themselves, by object, as the holder last wrote them.
 pub fn faults(lease: &Lease) -> BTreeMap<String, String> {
     written(lease, FAULTS)
 }

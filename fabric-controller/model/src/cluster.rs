@@ -163,13 +163,30 @@ pub fn network_type<'o>(index: &Index, object: &'o Object) -> Option<&'o str> {
 fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
     let reference = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
     report_second_ids(index, &reference, problems);
+    let published = published_id(index);
     let Some(map) = index.typed::<core::ConfigMap>(&reference) else {
-        let missing =
-            "missing; expected the cluster's ID in it (the chart, or `weft init`, makes it)";
-        problems.add(&reference, "", missing);
-        return published_id(index);
+        let expected = match &published {
+            Some(id) => {
+                format!("CLUSTER_ID: {id}, by which nodes and peers go on to know this cluster")
+            }
+            None => "the cluster's ID in it (the chart, or `weft init`, makes it)".to_owned(),
+        };
+        problems.add(&reference, "", format!("missing; expected {expected}"));
+        return published;
     };
-    problems.accepted(&reference, check::cluster_id(map))
+    let given = problems.accepted(&reference, check::cluster_id(map));
+    match (given, published) {
+        // That of another cluster comes with its manifests: nothing of this one changes.
+        (Some(given), Some(known)) if given != known => {
+            let message = format!(
+                "found {given}; expected {known}, by which nodes and peers know this cluster: nothing is changed until \
+                 it is back"
+            );
+            problems.add(&reference, &format!("data.{}", labels::CLUSTER_ID_KEY), message);
+            None
+        }
+        (given, published) => given.or(published),
+    }
 }
 
 /// ID under which nodes have their configs: the cluster is the same one without the object that names it.

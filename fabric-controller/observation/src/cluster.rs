@@ -125,7 +125,9 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     }));
     problems.extend(obstacles(&leases));
     problems.extend(held(&leases).flat_map(lease::repairs));
-    fill_in(&mut snapshot, &held(&leases).flat_map(lease::faults).collect());
+    let faults = held(&leases).flat_map(lease::faults).collect();
+    fill_in(&mut snapshot, &faults);
+    problems.extend(faults_of_id(&faults));
     let cluster_id = cluster_id(&snapshot);
     let found = Found { problems, cluster_id, ..found };
     snapshot.problems.sort();
@@ -165,6 +167,12 @@ fn fill_in(snapshot: &mut Snapshot, faults: &BTreeMap<String, String>) {
             });
         }
     }
+}
+
+/// Faults of the ConfigMap with the cluster's ID, which has no conditions, and may not be there.
+fn faults_of_id(faults: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
+    let of_id = faults.iter().filter(|(object, _)| object.starts_with("ConfigMap "));
+    of_id.map(|(object, fault)| format!("{object}: {fault}"))
 }
 
 /// `None` for Nodes and the ConfigMap, whose content is available elsewhere, too.

@@ -99,9 +99,10 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// Messages of the condition [`ACCEPTED`] of gateways whose newest manifest is not used, and what gateways wait
-/// for, by object. The peer's key is left out: the lack of it shows in the gateway's config.
-pub fn faults_of_gateways(statuses: &Statuses, problems: &[Problem]) -> BTreeMap<String, String> {
+/// Faults that the objects themselves may not show, by object: messages of the condition [`ACCEPTED`] of gateways
+/// whose newest manifest is not used, what gateways wait for (but for the peer's key: the lack of it shows in the
+/// gateway's config), and what is wrong with the ConfigMap of the cluster's ID, which may not even be there.
+pub fn unshown_faults(statuses: &Statuses, problems: &[Problem]) -> BTreeMap<String, String> {
     let is_gateway = |of: &ObjectRef| matches!(of.kind, Kind::GatewayServer | Kind::GatewayClient);
     let gateways = statuses.iter().filter(|(reference, _)| is_gateway(reference));
     let faulty = gateways.filter_map(|(reference, object)| {
@@ -111,10 +112,14 @@ pub fn faults_of_gateways(statuses: &Statuses, problems: &[Problem]) -> BTreeMap
     });
     let mut faults: BTreeMap<String, String> = faulty.collect();
     let is_key = |problem: &Problem| problem.message.starts_with("waits for a PublicKey");
-    for problem in problems.iter().filter(|problem| waits(problem) && !is_key(problem)) {
-        let Some(gateway) = problem.object.as_ref().filter(|of| is_gateway(of)) else { continue };
+    for problem in problems {
+        let is_unshown = |of: &&ObjectRef| match of.kind {
+            Kind::ConfigMap => true,
+            _ => is_gateway(of) && waits(problem) && !is_key(problem),
+        };
+        let Some(object) = problem.object.as_ref().filter(is_unshown) else { continue };
         let text = Problem { object: None, ..problem.clone() }.to_string();
-        let fault = faults.entry(gateway.to_string()).or_default();
+        let fault = faults.entry(object.to_string()).or_default();
         fault.push_str(if fault.is_empty() { "" } else { "; " });
         fault.push_str(&text);
     }

@@ -9,7 +9,7 @@ mod node_paths;
 mod readiness;
 mod statuses;
 
-pub use findings::{Findings, faults_of_gateways, unreadable};
+pub use findings::{Findings, unreadable, unshown_faults};
 pub use node_paths::paths;
 pub use readiness::Readiness;
 pub use statuses::{Statuses, of_configurations, of_gateways};

@@ -384,7 +384,12 @@ fn missing_cluster_id_keeps_objects_and_is_reported() {
     let (before, held) = (world.gateway("liqo-tenant-turin", "client").cloned(), world.held());
     world.delete(&cluster_id("milan").reference());
     world.settle();
-    assert!(world.problems()[0].contains("ConfigMap liqo/liqo-clusterid-configmap: missing"));
+    let missing =
+        "ConfigMap liqo/liqo-clusterid-configmap: missing; expected CLUSTER_ID: milan, by which";
+    assert!(world.problems()[0].contains(missing), "{:?}", world.problems());
+    let faults = crate::unshown_faults(&world.last.statuses, &world.last.problems);
+    let shown = faults.get("ConfigMap liqo/liqo-clusterid-configmap");
+    assert!(shown.is_some_and(|shown| shown.starts_with("missing; expected")), "{faults:?}");
     assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
     assert_eq!(world.held(), held);
     world.apply(node("n2", "192.0.2.12", 2));
@@ -395,6 +400,15 @@ fn missing_cluster_id_keeps_objects_and_is_reported() {
     world.apply(cluster_id("Not A Name"));
     world.settle();
     assert!(world.problems()[0].contains("data.CLUSTER_ID: \"Not A Name\" is not a cluster ID"));
+    assert_eq!(world.gateway("liqo-tenant-turin", "client").map(nodes), after, "and still does");
+    let (before, held) = (world.gateway("liqo-tenant-turin", "client").cloned(), world.held());
+    world.apply(cluster_id("oslo"));
+    world.settle();
+    let other =
+        "data.CLUSTER_ID: found oslo; expected milan, by which nodes and peers know this cluster";
+    assert!(world.problems()[0].contains(other), "{:?}", world.problems());
+    assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
+    assert_eq!(world.held(), held);
 }
 
 #[test]
