@@ -24,8 +24,8 @@ pub(crate) struct Manifests {
     /// The only objects that matter, unless all do: files without their names are not parsed.
     only: Vec<ObjectRef>,
     unreadable: Option<Problem>,
-    /// The folder could not be read, or had lost all files.
-    was_away: bool,
+    /// The folder was read before: until then it may still be filling, as at the start of a host.
+    was_read: bool,
     filling: Option<Filling>,
     /// Last readable content of files that could not be read since the start.
     remembered: Vec<(String, Vec<Located>)>,
@@ -62,12 +62,12 @@ impl Manifests {
     pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>, only: Vec<ObjectRef>) -> Self {
         let (folder, last_good) = (Folder::new(dir, None), LastGood::new(last_good));
         let (unreadable, remembered) = (None, Vec::new());
-        Self { folder, last_good, only, unreadable, was_away: false, filling: None, remembered }
+        let (was_read, filling) = (false, None);
+        Self { folder, last_good, only, unreadable, was_read, filling, remembered }
     }
 
     pub(crate) fn refresh(&mut self) {
         let unreadable = self.refresh_folder().err();
-        self.was_away = unreadable.is_some();
         self.unreadable = unreadable.map(|message| Problem {
             source: self.folder.path().display().to_string(),
             object: None,
@@ -119,16 +119,18 @@ impl Manifests {
         cached.chain(self.last_good.files()).collect()
     }
 
-    fn filling(&self, names: &[String]) -> Option<Filling> {
+    fn filling(&mut self, names: &[String]) -> Option<Filling> {
         let (now, count) = (Instant::now(), names.len());
+        let lacks = self.known().into_iter().filter(|file| !names.contains(file));
+        let lacks: BTreeSet<String> = lacks.collect();
+        let is_first = !std::mem::replace(&mut self.was_read, true);
         let since = match &self.filling {
-            _ if self.was_away => now,
+            _ if self.unreadable.is_some() || is_first && !lacks.is_empty() => now,
             Some(before) if count <= before.count => before.since,
             Some(_) => now,
             None => return None,
         };
-        let lacks = || self.known().into_iter().filter(|file| !names.contains(file)).collect();
-        (now < since + SETTLE).then(|| Filling { since, count, lacks: lacks() })
+        (now < since + SETTLE).then_some(Filling { since, count, lacks })
     }
 
     /// See [`crate::Watch::remember`].

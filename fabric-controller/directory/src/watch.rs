@@ -41,7 +41,8 @@ impl Watch {
         queue.push_back(Event::Synced);
         let (reported, problems) = (snapshot.objects, snapshot.problems);
         let layout = Arc::clone(layout);
-        Self { layout, reader, reported, problems, queue, notifier, due: None, rescan }
+        let due = reader.is_unsettled().then(|| Instant::now() + SETTLE);
+        Self { layout, reader, reported, problems, queue, notifier, due, rescan }
     }
 
     /// Returns the next event. Cancel safe: an event is either returned or still to come.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use fabric_directory::Directory;
+use fabric_directory::{Directory, Watch};
 use fabric_objects::{Event, Kind, Object};
 
 use crate::{Place, cidr_of, lines, network, network_ref, next, quiet, sync};
@@ -161,6 +161,38 @@ async fn folder_that_fills_after_a_start_loses_nothing() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     place.write("a.yaml", &texts[0].1);
     quiet(&mut watch).await;
+}
+
+/// As at the start of a host, which writes them while weft starts.
+#[tokio::test]
+async fn folder_that_is_half_full_at_the_start_loses_nothing() {
+    let place = Place::new();
+    let texts = [("a.yaml", network("a", "10.1.0.0/16")), ("b.yaml", network("b", "10.2.0.0/16"))];
+    texts.iter().for_each(|(file, text)| place.write(file, text));
+    let applied = async |watch: &mut Watch| {
+        let first = sync(watch).await;
+        first.iter().filter(|event| matches!(event, Event::Applied(_))).count()
+    };
+    for (is_back, rest) in [(true, 2), (false, 1)] {
+        let mut watch = place.store.watch(&[Kind::Network]);
+        watch.remember();
+        assert_eq!(applied(&mut watch).await, 2);
+        drop(watch);
+        place.remove("b.yaml");
+        let mut watch = place.store.watch(&[Kind::Network]);
+        watch.remember();
+        assert_eq!(applied(&mut watch).await, 2, "b.yaml may be back soon");
+        if is_back {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            place.write("b.yaml", &texts[1].1);
+            quiet(&mut watch).await;
+        } else {
+            assert!(matches!(next(&mut watch).await, Event::Deleted(of) if of.name == "b"));
+        }
+        drop(watch);
+        let mut watch = place.store.watch(&[Kind::Network]);
+        assert_eq!(applied(&mut watch).await, rest);
+    }
 }
 
 /// Each within half a second of the one before, all of them after more than that.

@@ -95,8 +95,10 @@ async fn removed_or_corrected_manifest_leaves_no_copy() {
         "a folder without any file"
     );
     place.write("other.yaml", "");
+    assert_eq!(cidr_for_a_newcomer(&place, "a").unwrap(), "10.3.0.0/16", "it may be filling");
+    let mut watch = controller(&place).await;
+    assert!(matches!(next(&mut watch).await, Event::Deleted(of) if of.name == "a"));
     assert_eq!(cidr_for_a_newcomer(&place, "a"), None);
-    drop(controller(&place).await);
     assert_eq!(fs::read_dir(place.path("state/last-good")).unwrap().count(), 0);
 }
 
