@@ -54,6 +54,7 @@ pub async fn run(
         standby_relay: None,
         offloads,
         done: None,
+        contests: 0,
     };
     let mut churn_limiter = ChurnLimiter::default();
     loop {
@@ -101,6 +102,8 @@ struct Dataplane {
     standby_relay: Option<StandbyRelay>,
     offloads: Offloads,
     done: Option<Done>,
+    /// Turns of contests for the tunnel so far.
+    contests: u64,
 }
 
 /// Result of the last pass that succeeded.
@@ -185,6 +188,11 @@ impl Dataplane {
             };
             problems.extend(self.engine.follow(order).err().map(|error| chain(&error)));
         }
+        let contests = std::mem::replace(&mut self.contests, seen.standing.contest.turns);
+        if seen.standing.has_tunnel() && contests != self.contests {
+            // The peer may have followed the other replica: the newest session is the one that it answers.
+            self.engine.lane().into_iter().for_each(|lane| lane.initiate());
+        }
         (self.plane(seen, problems), steps)
     }
 
@@ -220,7 +228,7 @@ impl Dataplane {
             port: self.engine.port(),
             relay_port: self.engine.relay_port(),
             source: self.done.as_ref().and_then(|done| done.source),
-            is_handed_over: seen.standing.predecessor.is_some_and(|of| of.is_alive),
+            contested_at: seen.standing.contest.at,
         });
         let applied = self.done.as_ref().map(|done| done.desired.clone());
         let retiring = self.engine.retiring().cloned();

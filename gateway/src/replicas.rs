@@ -27,7 +27,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::state::{Plane, Running, View};
-use election::{Election, Predecessor, Role, Tunnel};
+use election::{Contest, Election, Predecessor, Role, Tunnel};
 use heartbeat::{Keys, MAX_LENGTH};
 use listing::Listing;
 
@@ -51,6 +51,8 @@ pub struct Standing {
     pub active_other: Option<IpAddr>,
     /// Replica that had the tunnel before, if this one has it.
     pub predecessor: Option<Predecessor>,
+    /// Other replicas that had it beside this one.
+    pub contest: Contest,
     /// The successor of this replica, which leaves, is connected.
     pub is_relieved: bool,
     /// Ready for the tunnel: devices are up, and nodes have had the time to admit its packets.
@@ -188,6 +190,7 @@ impl Replicas {
                 .active_address(Instant::now())
                 .filter(|_| role == Role::Standby),
             predecessor: self.election.predecessor().filter(|_| role == Role::Active),
+            contest: self.election.contest(),
             is_relieved: self.election.is_relieved(),
             is_ready: self.is_ready,
             has_successor: self.election.has_successor(Instant::now()),
@@ -233,7 +236,9 @@ impl Replicas {
         self.relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
         let is_admitted = self.listing.is_admitted(Instant::now());
         let last = |running: &Running| running.lane.snapshot().peer.last_authentic;
-        self.election.set_heard(plane.running.as_ref().and_then(last).is_some());
+        if plane.running.as_ref().and_then(last).is_some() {
+            self.election.set_heard();
+        }
         self.is_ready = is_admitted && plane.applied.is_some() && plane.problems.is_empty();
         self.election.set_ready(self.is_ready);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_api::fabric::MtuBound;
 use fabric_api::networking::ConnectionValue;
@@ -52,8 +52,8 @@ pub struct Running {
     pub relay_port: Option<u16>,
     /// Source address of the tunnel's datagrams.
     pub source: Option<IpAddr>,
-    /// The tunnel was handed over by another replica, which carries packets for a while.
-    pub is_handed_over: bool,
+    /// Time at which another replica last had the tunnel as well.
+    pub contested_at: Option<Instant>,
 }
 
 impl PartialEq for Plane {
@@ -62,7 +62,7 @@ impl PartialEq for Plane {
             let running = plane.running.as_ref();
             running.map(|r| {
                 let mtu = (r.mtu, r.mtu_bound, r.path_mtu, r.way);
-                let place = (r.port, r.source, r.is_handed_over);
+                let place = (r.port, r.source, r.contested_at);
                 (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, place)
             })
         };

@@ -267,8 +267,9 @@ impl Evidence<'_> {
         let last = self.last_answer.max(self.last_received);
         let is_unanswered =
             last.is_none_or(|at| now.saturating_duration_since(at) >= ANSWER_TIMEOUT);
-        // Without a session nothing is sent that could be unanswered.
-        let is_expired = self.is_connected() && !self.peer.has_session;
+        // Without a session nothing is sent that could be unanswered; without probes none is needed until data comes.
+        let is_expired =
+            self.is_connected() && !self.peer.has_session && self.desired.probe.enabled;
         if is_unanswered && (!self.is_connected() || is_expired || self.has_unanswered()) {
             return self.responses_not_received(now).or_else(|| Some(self.no_answer()));
         }

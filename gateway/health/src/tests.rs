@@ -552,6 +552,9 @@ fn expired_session_is_no_answer() {
     assert_eq!(scene.reasons(&lost), [Reason::NoAnswer], "handshakes alone show it");
     let recent = Evidence { last_received: Some(scene.now), ..lost };
     assert_eq!(scene.reasons(&recent), [], "a rotation may be on its way");
+    let unprobed = Scene::with(|config| config.spec.probe.enabled = false);
+    let idle = Evidence { desired: &unprobed.desired, ..lost };
+    assert_eq!(unprobed.reasons(&idle), [], "nothing is sent that needs one");
 }
 
 #[test]

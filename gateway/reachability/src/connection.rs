@@ -19,6 +19,8 @@ const SESSION_LIFETIME: Duration = Duration::from_secs(180);
 /// Authentic packets per second above which a peer that does not report what it receives is taken
 /// to be busy rather than cut off: a half-dead tunnel still delivers only probes and retries.
 const BUSY_RATE: u64 = 100;
+/// Packets per second from which on queues of the tunnel and of its path may hold probes up, or drop them.
+const FULL_RATE: u64 = 5_000;
 /// A rate is that of at least so long.
 const BUSY_TIME: Duration = Duration::from_millis(100);
 
@@ -52,6 +54,8 @@ pub struct Machine {
     /// Packets at some time in the past, and when there last were [`BUSY_RATE`] more a second.
     counted: Option<(u64, Instant)>,
     busy_at: Option<Instant>,
+    /// When there last were [`FULL_RATE`] more a second.
+    full_at: Option<Instant>,
 }
 
 /// State of the probes that the peer sends.
@@ -75,6 +79,7 @@ impl Machine {
             traffic: Traffic::default(),
             counted: None,
             busy_at: None,
+            full_at: None,
         }
     }
 
@@ -87,8 +92,8 @@ impl Machine {
     }
 
     /// True if data arrives at a rate at which queues may delay and drop probes.
-    pub fn is_busy(&self, now: Instant) -> bool {
-        self.busy_at.is_some_and(|at| now < at + Duration::from_secs(1))
+    pub fn is_full(&self, now: Instant) -> bool {
+        self.full_at.is_some_and(|at| now < at + Duration::from_secs(1))
     }
 
     pub fn traffic(&self) -> Traffic {
@@ -131,8 +136,12 @@ impl Machine {
         let time = now.saturating_duration_since(since);
         if time >= BUSY_TIME {
             let packets = traffic.packets.saturating_sub(before);
-            if u128::from(packets) * 1000 >= time.as_millis() * u128::from(BUSY_RATE) {
-                self.busy_at = Some(now);
+            let exceeds =
+                |rate: u64| u128::from(packets) * 1000 >= time.as_millis() * u128::from(rate);
+            for (rate, at) in [(BUSY_RATE, &mut self.busy_at), (FULL_RATE, &mut self.full_at)] {
+                if exceeds(rate) {
+                    *at = Some(now);
+                }
             }
             self.counted = Some((traffic.packets, now));
         }
@@ -332,6 +341,20 @@ mod tests {
                 sim.traffic(rate);
             }
             assert_eq!(sim.value(), expected, "{rate} packets/s");
+        }
+    }
+
+    /// What pods send one another all day fills no queue.
+    #[test]
+    fn thousand_packets_a_second_are_no_full_load() {
+        for (rate, is_full) in [(1_000, false), (100_000, true)] {
+            let mut sim = Sim::connected();
+            sim.traffic(0);
+            sim.pass(Duration::from_secs(1));
+            sim.traffic(rate);
+            assert_eq!(sim.machine.is_full(sim.now), is_full, "{rate} packets/s");
+            sim.pass(Duration::from_secs(2));
+            assert!(!sim.machine.is_full(sim.now), "not for long");
         }
     }
 

@@ -262,7 +262,8 @@ mod tests {
         };
         let count = |names: &[&str], nodes, faulty| {
             let unreachable = names.iter().map(|name| unreachable(name)).collect();
-            let count = NodePaths { probing: 2, unreachable }.count(nodes, faulty, PASSABLE_ON_HOSTS);
+            let count =
+                NodePaths { probing: 2, unreachable }.count(nodes, faulty, PASSABLE_ON_HOSTS);
             count.map(|count| (count.reachable, count.of))
         };
         assert_eq!(count(&["n1", "n2"], 2, 1), Some((0, 2)));

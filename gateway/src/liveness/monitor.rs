@@ -242,7 +242,7 @@ impl Peering {
     }
 
     fn handle_timeouts(&mut self, now: Instant) {
-        self.diagnosis.log.set_busy(self.machine.is_busy(now));
+        self.diagnosis.log.set_busy(self.machine.is_full(now));
         if now >= self.ping_at {
             self.send_ping(now);
         }
@@ -472,9 +472,9 @@ impl Peering {
         self.last_ping = Some(now);
         self.is_ping_fixed = false;
         let log = &self.diagnosis.log;
-        // Data shows what is lost, too, and queues behind data drop probes.
+        // Queues behind data would drop most of a train.
         let is_calm = self.machine.is_connected() && !log.is_bursting();
-        let is_train = is_calm && self.diagnosis.is_weft() && !self.machine.is_busy(now);
+        let is_train = is_calm && self.diagnosis.is_weft() && !self.machine.is_full(now);
         (0..if is_train { TRAIN } else { 1 }).for_each(|place| self.send_one(place, now));
         self.renew_session(now);
     }
@@ -535,10 +535,9 @@ impl Peering {
     fn weft_field(&self, now: Instant) -> WeftField {
         let received = self.running.traffic().last_authentic;
         let received_ago = received.map(|at| now.saturating_duration_since(at));
-        let duplicate = self.changes.borrow().duplicate.is_some();
         WeftField {
-            duplicate,
-            handed_over: self.diagnosis.is_handed_over(&self.running, now),
+            duplicate: self.diagnosis.duplicate().is_some(),
+            handed_over: Diagnosis::is_handed_over(&self.running, now),
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
             id_differs: self.diagnosis.own_id_at_peer.is_some(),

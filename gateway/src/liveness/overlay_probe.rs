@@ -168,14 +168,15 @@ impl Probing {
         all.into_iter().flatten().min().unwrap_or(far)
     }
 
-    /// Notifies all nodes of a take-over, and expects their probes. While the predecessor carries packets, this
-    /// replica is connected first.
+    /// Notifies all nodes of a take-over, or of one that was in vain, and expects their probes. While the predecessor
+    /// carries packets, this replica is connected first.
     fn notify(&mut self, standing: &Standing) {
-        let Some((active, predecessor)) = standing.active().zip(standing.predecessor) else {
+        let is_news = standing.predecessor.is_some() || standing.contest.turns > 0;
+        let Some(active) = standing.active().filter(|_| is_news) else {
             return self.notices = Notices::default();
         };
         let Some(Current { running, responder: Some(_) }) = &self.current else { return };
-        if running.open || !predecessor.is_alive {
+        if running.open || standing.predecessor.is_none_or(|of| !of.is_alive) {
             let (now, wall) = (Instant::now(), Timestamp::now());
             let nodes = || running.desired.nodes.iter().map(|node| node.name.as_str());
             if self.notices.begin(active, nodes(), now) {

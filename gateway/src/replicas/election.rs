@@ -39,6 +39,8 @@ const UNLISTED_WAIT: Duration = Duration::from_secs(2);
 const FORGET: Duration = Duration::from_secs(10);
 /// Time without a heartbeat after which one that has sent some is reported.
 const MISS: Duration = Duration::from_millis(2500);
+/// The same after which one that is back may have taken the tunnel meanwhile.
+const AWAY: Duration = Duration::from_secs(1);
 /// Time without a heartbeat after which an older incarnation is accepted: a clock was set back.
 const ACCEPT_OLDER: Duration = Duration::from_secs(5);
 /// Time without take-overs of a replica that `status.active` has deposed, and that receives no heartbeat: the
@@ -149,6 +151,35 @@ impl Other {
     }
 }
 
+/// Replicas that had the tunnel beside the one that keeps it, as one does whose node was cut off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contest {
+    /// Time of the last sign of one, to a second: the peer may have packets under one key from two gateways.
+    pub at: Option<Instant>,
+    /// Number of beginnings, ends, outbiddings and returns: each time the peer, or nodes, may have followed the other
+    /// one.
+    pub turns: u64,
+    is_on: bool,
+}
+
+impl Contest {
+    const STEP: Duration = Duration::from_secs(1);
+
+    fn note(&mut self, is_on: bool, is_outbid: bool, now: Instant) {
+        if is_outbid || is_on != self.is_on {
+            self.turn(now);
+        } else if is_on && self.at.is_none_or(|at| now >= at + Self::STEP) {
+            self.at = Some(now);
+        }
+        self.is_on = is_on;
+    }
+
+    fn turn(&mut self, now: Instant) {
+        self.at = Some(now);
+        self.turns += 1;
+    }
+}
+
 /// State of one replica.
 #[derive(Debug)]
 pub struct Election {
@@ -164,6 +195,7 @@ pub struct Election {
     successor: Option<u64>,
     others: BTreeMap<IpAddr, Other>,
     predecessor: Option<Predecessor>,
+    contest: Contest,
     /// Time of the last decision.
     decided_at: Instant,
     begun: Instant,
@@ -191,6 +223,7 @@ impl Election {
             successor: None,
             others: BTreeMap::new(),
             predecessor: None,
+            contest: Contest::default(),
             decided_at: now,
             begun: now,
             beat_at: now,
@@ -213,6 +246,10 @@ impl Election {
         self.predecessor
     }
 
+    pub fn contest(&self) -> Contest {
+        self.contest
+    }
+
     /// Sets whether this replica has all that a tunnel needs.
     pub fn set_ready(&mut self, ready: bool) {
         self.is_ready = ready;
@@ -223,9 +260,9 @@ impl Election {
         self.is_unlisted = unlisted;
     }
 
-    /// Sets whether a packet of the peer has come since this replica has the tunnel.
-    pub fn set_heard(&mut self, heard: bool) {
-        self.has_heard = heard;
+    /// A packet of the peer has come since this replica has the tunnel, perhaps through a lane before the present one.
+    pub fn set_heard(&mut self) {
+        self.has_heard = true;
     }
 
     /// Returns whether it has the tunnel, and the peer has not answered for a while.
@@ -294,6 +331,10 @@ impl Election {
         let gap =
             other.last.map(|(last, at)| pace(&last, &heartbeat, now - at)).unwrap_or_default();
         other.gap = gap.min(MAX_TIMEOUT).max(other.gap * 99 / 100);
+        // It may have given way before it was heard.
+        if self.role == Role::Active && other.last.is_some_and(|(_, at)| now > at + AWAY) {
+            self.contest.turn(now);
+        }
         other.last = Some((heartbeat, now));
         let has_tunnel = matches!(heartbeat.role, Role::Active | Role::Leaving);
         let is_same = |of: Heartbeat| of.incarnation == heartbeat.incarnation;
@@ -381,8 +422,10 @@ impl Election {
                 let own = (!is_stuck, self.epoch, Reverse(self.incarnation));
                 if active.is_some_and(|of| rank(&of) > own) {
                     self.role = Role::Standby;
-                } else if !is_stuck && let Some(epoch) = self.outbid_epoch(now) {
-                    self.epoch = epoch + 1;
+                } else {
+                    let outbid = self.outbid_epoch(now).filter(|_| !is_stuck);
+                    self.epoch = outbid.map_or(self.epoch, |epoch| epoch + 1);
+                    self.contest.note(active.is_some(), outbid.is_some(), now);
                 }
             }
             Role::Leaving => {}
@@ -475,6 +518,9 @@ impl Election {
         self.epoch = self.epoch.max(seen.unwrap_or_default()) + 1;
         self.role = Role::Active;
         (self.has_heard, self.took_over_at) = (false, now);
+        // One that hands over carries packets for a while.
+        let at = self.predecessor.filter(|of| of.is_alive).map(|_| now);
+        self.contest = Contest { at, is_on: false, ..self.contest };
         self.vacant = None;
     }
 

@@ -1,5 +1,6 @@
 //! Faults between the two gateways.
 
+use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,11 @@ use fabric_api::PrivateKey;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
+use weft_tests::traffic::{Streams, Way};
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
 use super::{AT_MOST, Case, Seen, hold, named, solved};
-use crate::scene::{PORT, Scene, play, rome_and_milan};
+use crate::scene::{PORT, Scene, first_pod, play, rome_and_milan};
 
 pub(super) const CASES: [Case; 18] = [
     CUT,
@@ -338,8 +340,16 @@ fn kill_all(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Beside what pods send one another all day.
 fn loss() -> Result<Vec<Seen>> {
     connected(|scene, _, seen| {
+        let mut ways = Vec::new();
+        for (from, to) in [("rome", "milan"), ("milan", "rome")] {
+            let (pod, address) = scene.way(from, to)?;
+            let at = first_pod(scene.cluster(to)).ns.clone();
+            ways.push(Way { from: pod.ns, to: SocketAddr::new(address, 9999), at });
+        }
+        let streams = Streams::start(&ways, Duration::from_millis(2), 100)?;
         let rome = scene.cluster("rome").head().net();
         rome.nft(&format!(
             "table inet fault {{\nchain out {{ type filter hook output priority -400;\n\
@@ -352,6 +362,8 @@ fn loss() -> Result<Vec<Seen>> {
         seen.extend(both(scene, sides, Instant::now())?);
         rome.nft("delete table inet fault\n")?;
         seen.extend(both_solved(scene, Instant::now())?);
+        let lost = streams.stop().iter().map(|report| report.lost).sum::<u64>();
+        ensure!(lost > 0, "nothing was lost");
         Ok(())
     })
 }

@@ -117,13 +117,13 @@ impl Diagnosis {
         self.faults.iter().any(|of| of.fault.reason == Reason::TooSmallForIpv6)
     }
 
-    /// True while the replica that handed the tunnel over may carry packets: two gateways have one key.
-    pub(super) fn is_handed_over(&self, running: &Running, now: Instant) -> bool {
-        running.is_handed_over && now < self.started + HAND_OVER
+    /// True while another replica may carry packets, too: two gateways have one key.
+    pub(super) fn is_handed_over(running: &Running, now: Instant) -> bool {
+        running.contested_at.is_some_and(|at| now < at + HAND_OVER)
     }
 
-    /// Endpoints of two gateways of the peer, unless one of them hands the tunnel over.
-    fn duplicate(&self) -> Option<[SocketAddr; 2]> {
+    /// Endpoints of two gateways of the peer, unless they are replicas that contend for the tunnel.
+    pub(super) fn duplicate(&self) -> Option<[SocketAddr; 2]> {
         self.session.duplicate.filter(|_| self.peer_handed_over.is_none())
     }
 
@@ -272,7 +272,7 @@ impl Diagnosis {
         self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
         self.peer_handed_over.take_if(|at| now >= *at + HAND_OVER);
         self.count_refused_sends(running, now);
-        if self.is_handed_over(running, now) {
+        if Self::is_handed_over(running, now) {
             self.key_shared = None;
         }
         let evidence = self.evidence(running, value);

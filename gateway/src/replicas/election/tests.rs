@@ -204,7 +204,7 @@ fn killed_process_is_replaced_within_two_heartbeats() {
 fn tunnel_stays_when_a_replica_is_back() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
-        world.replicas.get_mut(&1).unwrap().set_heard(true);
+        world.replicas.get_mut(&1).unwrap().set_heard();
         world.cut = [(1, 2)].into();
         world.has_api = false;
         world.run(1500 + u32::try_from(seed).unwrap() * 40);
@@ -218,6 +218,31 @@ fn tunnel_stays_when_a_replica_is_back() {
         }
         let epochs = [1, 2].map(|i| world.replicas[&i].epoch());
         assert_eq!((epochs[0], world.record), (epochs[1], Some((1, epochs[0]))), "seed {seed}");
+        let contest = world.replicas[&1].contest();
+        assert!(
+            contest.turns > 0 && contest.at.is_some(),
+            "nodes and peer need a sign: {contest:?}"
+        );
+    }
+}
+
+/// The peer may have answered it before it gave way.
+#[test]
+fn active_one_that_is_back_makes_a_contest() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.replicas.get_mut(&1).unwrap().set_heard();
+        world.cut = [(1, 2)].into();
+        world.has_api = false;
+        world.run(500);
+        world.replicas.get_mut(&2).unwrap().set_heard();
+        world.run(1000);
+        assert_eq!(world.replicas[&2].contest(), Contest::default(), "seed {seed}");
+        world.cut.clear();
+        world.run(1000);
+        assert_eq!(world.active(), [2], "seed {seed}");
+        let contest = world.replicas[&2].contest();
+        assert!(contest.turns > 0 && contest.at.is_some(), "seed {seed}: {contest:?}");
     }
 }
 
