@@ -59,6 +59,28 @@ fn node_port_endpoint_follows_pod_and_node() {
 }
 
 #[test]
+fn service_made_again_has_the_port_it_had() {
+    let Some(cluster) = cluster() else { return };
+    let namespace = &tenant("trier");
+    cluster.apply_all(&peering("trier"));
+    cluster.apply(&server("trier", &json!({"serviceType": "NodePort", "port": 51840})));
+    let service = || cluster.get("service", namespace, "gw-server");
+    let first = cluster.until("its Service", service);
+    let port = |of: &Value| of["spec"]["ports"][0]["nodePort"].clone();
+    assert!(port(&first).is_number(), "{first}");
+    cluster.delete("service", namespace, "gw-server");
+    let again = cluster.until("another", || {
+        service().filter(|again| again["metadata"]["uid"] != first["metadata"]["uid"])
+    });
+    assert_eq!(port(&again), port(&first));
+    cluster.apply(&server("trier", &cluster_ip()));
+    cluster.until("one without a node port", || service().filter(|of| port(of).is_null()));
+    cluster.apply(&server("trier", &json!({"serviceType": "NodePort", "port": 51840})));
+    let back = cluster.until("a node port", || service().filter(|of| port(of).is_number()));
+    assert_eq!(port(&back), port(&first));
+}
+
+#[test]
 fn services_of_every_type_are_found() {
     let Some(cluster) = cluster() else { return };
     let namespace = &tenant("koeln");

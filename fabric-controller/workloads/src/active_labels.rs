@@ -3,7 +3,7 @@
 //! Every replica of the controller keeps the labels right, from what gateways report alone: the one that works may have
 //! been on the node that was lost with the tunnel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -92,8 +92,22 @@ impl ActiveLabels {
         }
     }
 
+    /// Reads the configs of gateways whose labels seem wrong: of the two watches of a replica that was cut off, that of
+    /// configs may be back later.
+    async fn read_again(&mut self) {
+        let wrong = wrong(&self.active, self.known.values());
+        let gateways: BTreeSet<Name> =
+            wrong.into_iter().map(|(pod, _)| pod.gateway.clone()).collect();
+        for gateway in gateways {
+            let target = Target::new(ApiResource::erase::<GatewayConfig>(&()), gateway.clone());
+            let Ok(config) = self.requests.read::<ReadConfig>(&target).await else { continue };
+            put(&mut self.active, gateway, config.as_ref().and_then(address_of_active));
+        }
+    }
+
     /// Writes the labels that are wrong, and returns the time of the next retry.
     async fn write(&mut self) -> Option<Instant> {
+        self.read_again().await;
         let wrong = wrong(&self.active, self.known.values());
         self.written.retain(|uid, (value, at)| {
             let is_wrong =

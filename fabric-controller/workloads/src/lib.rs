@@ -15,6 +15,7 @@ mod liqo_ips;
 mod liqo_repairs;
 mod liqo_template;
 mod live;
+mod node_ports;
 mod objects;
 mod place;
 mod pods;

@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::live::{ContentDigest, Key, Objects, Watched, content};
+use super::node_ports::NodePorts;
 use super::place;
 
 /// Field manager of weft in an object's managedFields.
@@ -29,6 +30,7 @@ pub(super) struct Writer {
     metrics: StoreMetrics,
     written: BTreeMap<Key, Written>,
     refused: WriteBackoff<Key, Attempt>,
+    ports: NodePorts,
 }
 
 /// Object that is to be there.
@@ -105,16 +107,29 @@ impl Desired {
         &self,
         requests: &Requests,
         uid: Option<&str>,
+        ports: &NodePorts,
     ) -> Result<DynamicObject, ApiError> {
         let mut object: Value = serde_json::from_str(&self.body).map_err(ApiError::Answer)?;
+        if let Some(uid) = uid {
+            object["metadata"]["uid"] = uid.into();
+        }
         let target = self.key.target();
-        let Some(uid) = uid else { return requests.apply_new(&target, &object).await };
-        object["metadata"]["uid"] = uid.into();
-        requests.apply(&target, Part::AllButStatus, &object).await
+        let apply = async |object: &Value| match uid {
+            Some(_) => requests.apply(&target, Part::AllButStatus, object).await,
+            None => requests.apply_new(&target, object).await,
+        };
+        if let Some(same) = ports.with_last(&self.key, &object) {
+            match apply(&same).await {
+                // Another Service has it by now.
+                Err(ApiError::Refused { code: 422, .. }) => {}
+                applied => return applied,
+            }
+        }
+        apply(&object).await
     }
 
     /// Writes an object that is not observed: watches report none of others.
-    async fn claim(&self, requests: &Requests) -> Answer {
+    async fn claim(&self, requests: &Requests, ports: &NodePorts) -> Answer {
         let applied = match requests.get(&self.key.target()).await {
             Ok(Some(there)) if !is_owned_alike(&there.metadata, &self.metadata) => {
                 return Answer::Foreign(match there.metadata.deletion_timestamp {
@@ -124,7 +139,7 @@ impl Desired {
             }
             Ok(there) => {
                 let uid = there.and_then(|there| there.metadata.uid);
-                self.apply(requests, uid.as_deref()).await
+                self.apply(requests, uid.as_deref(), ports).await
             }
             Err(error) => Err(error),
         };
@@ -136,7 +151,8 @@ impl Writer {
     pub(super) fn new(server: &ApiServer) -> Self {
         let requests = Requests::new(server.client.clone(), MANAGER);
         let (written, refused) = (BTreeMap::new(), WriteBackoff::default());
-        Self { requests, metrics: server.metrics.clone(), written, refused }
+        let (metrics, ports) = (server.metrics.clone(), NodePorts::default());
+        Self { requests, metrics, written, refused, ports }
     }
 
     /// Time of the next retry of something that was refused.
@@ -147,6 +163,7 @@ impl Writer {
     /// Removes the refusals of objects that are no longer desired.
     pub(super) fn keep(&mut self, wanted: impl Fn(&Key) -> bool) {
         self.refused.keep(&wanted);
+        self.ports.keep(&wanted);
         self.written.retain(|key, _| wanted(key));
     }
 
@@ -160,7 +177,7 @@ impl Writer {
         }
         self.may_apply(live, want)?;
         let uid = live.get(&want.key).and_then(|there| there.metadata.uid.clone());
-        let applied = want.apply(&self.requests, uid.as_deref()).await;
+        let applied = want.apply(&self.requests, uid.as_deref(), &self.ports).await;
         self.applied(live, want, applied).await
     }
 
@@ -172,16 +189,20 @@ impl Writer {
         writes: &[&Desired],
         heartbeat: &Heartbeat,
     ) -> Vec<Result<(), WriteError>> {
+        for key in writes.iter().map(|want| &want.key).filter(|key| key.of == Watched::Service) {
+            live.get(key).into_iter().for_each(|there| self.ports.note(key, &there.data));
+        }
         let steps = writes.iter().map(|want| self.step(live, want));
         let steps: Vec<_> = steps.collect();
-        let requests = self.requests.clone();
+        let (requests, ports) = (self.requests.clone(), std::mem::take(&mut self.ports));
         let answers = writes.iter().zip(&steps).map(|(want, step)| {
-            let requests = &requests;
+            let (requests, ports) = (&requests, &ports);
             async move {
                 match step {
-                    Ok(Step::Apply(None)) => want.claim(requests).await,
+                    Ok(Step::Apply(None)) => want.claim(requests, ports).await,
                     Ok(Step::Apply(uid)) => {
-                        Answer::Applied(want.apply(requests, uid.as_deref()).await.map(Box::new))
+                        let applied = want.apply(requests, uid.as_deref(), ports).await;
+                        Answer::Applied(applied.map(Box::new))
                     }
                     Ok(Step::Delete(uid)) => {
                         let (target, how) = (want.key.target(), DeleteParams::background());
@@ -211,6 +232,7 @@ impl Writer {
             }
         }
         drop(answers);
+        self.ports = ports;
         let results = results.into_iter().zip(steps);
         results.map(|(result, step)| step.and(result)).collect()
     }
@@ -281,7 +303,7 @@ impl Writer {
         if live.get(key).is_some_and(ours) {
             return self.write(live, want).await;
         }
-        match want.claim(&self.requests).await {
+        match want.claim(&self.requests, &self.ports).await {
             Answer::Foreign(why) => Err(self.refuse_foreign(want, why)),
             Answer::Applied(applied) => {
                 self.applied(live, want, applied.map(|object| *object)).await
