@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{NodeGateway, VNI, VXLAN_PORT};
-use fabric_api::{Cidr, Mac, overlay_v6};
+use fabric_api::{Cidr, Mac, labels, overlay_v6};
 use foreign::foreign_routes::Foreign;
 use netplan::names::{
     self, BACKSTOP_PRIORITY, BACKSTOP_TABLE, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY,
@@ -13,9 +13,8 @@ use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, 
 use crate::host_state::HostState;
 use crate::parsed_config::{ParsedConfig, ParsedGateway, ParsedPeering};
 
-/// First word of a remedy that is no command.
-const RESERVE: &str = fabric_api::fabric::Diversion::RESERVE;
-const TYPE: &str = "(a Network with the label ipam.liqo.io/network-type: reserved)";
+/// Beginning of a remedy that is no command.
+const REMEDY: &str = fabric_api::fabric::Diversion::WORDS;
 
 /// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -154,7 +153,6 @@ impl<'a> Compiler<'a> {
                     priority,
                     family,
                     iif: None,
-                    from: None,
                     to: None,
                     action: RuleAction::Lookup(table),
                     protocol: PROTOCOL,
@@ -184,8 +182,7 @@ impl<'a> Compiler<'a> {
         for dev in devices {
             for (priority, action) in actions {
                 let (iif, to) = (Some(dev.clone()), Some(pods));
-                let rule =
-                    Rule { priority, family, iif, from: None, to, action, protocol: PROTOCOL };
+                let rule = Rule { priority, family, iif, to, action, protocol: PROTOCOL };
                 self.add_rule(rule);
             }
         }
@@ -235,11 +232,9 @@ impl<'a> Compiler<'a> {
                 continue;
             }
             if let Some(what) = self.overlays_own(prefix) {
-                self.leave_own_networks(prefix);
-                self.keep_pods_from(prefix);
+                self.out.firewall.conflicts.insert(*prefix);
                 let cause = format!("the peer's prefix {prefix} would cover {what}");
-                let remedy = format!("{RESERVE}{prefix} {TYPE}, and peer again");
-                self.conflict(peer, *prefix, &cause, remedy);
+                self.conflict(peer, *prefix, &cause);
                 continue;
             }
             usable.push(*prefix);
@@ -248,10 +243,7 @@ impl<'a> Compiler<'a> {
                     let cause = format!(
                         "the peer's prefix {prefix} lies in the node's own network {network} on {dev}"
                     );
-                    let remedy = format!(
-                        "{RESERVE}{network} {TYPE}, and peer again, or give {dev} another address"
-                    );
-                    self.conflict(peer, *prefix, &cause, remedy);
+                    self.conflict(peer, *prefix, &cause);
                     continue;
                 }
                 self.problem(format!(
@@ -265,7 +257,13 @@ impl<'a> Compiler<'a> {
     }
 
     /// Notes that nothing passes between this node's pods and a prefix.
-    fn conflict(&mut self, peer: &str, prefix: Cidr, cause: &str, remedy: String) {
+    fn conflict(&mut self, peer: &str, prefix: Cidr, cause: &str) {
+        let remedy = format!(
+            "{REMEDY}reserve {prefix} once it is not refused any more (a Network with the labels {}: reserved and \
+             {}: \"true\"), and peer again; or give the node other addresses",
+            labels::NETWORK_TYPE,
+            labels::NETWORK_NOT_REMAPPED
+        );
         let problem = format!(
             "peer {peer}: nothing passes between this node's pods and {prefix}: {cause}; {remedy}"
         );
@@ -285,30 +283,12 @@ impl<'a> Compiler<'a> {
                 priority: OWN_NETWORKS_PRIORITY,
                 family: Family::of_prefix(network),
                 iif: None,
-                from: None,
                 to,
                 action: RuleAction::LookupSpecific(MAIN_TABLE),
                 protocol: PROTOCOL,
             });
         }
         own
-    }
-
-    /// Keeps pods' packets to a prefix that no tunnel leads to from leaving by the default route.
-    fn keep_pods_from(&mut self, prefix: &Cidr) {
-        let family = Family::of_prefix(prefix);
-        let pods = self.config.local_pods.iter().filter(|pods| Family::of_prefix(pods) == family);
-        for pods in pods {
-            self.out.state.rules.insert(Rule {
-                priority: NO_POD_PRIORITY,
-                family,
-                iif: None,
-                from: Some(*pods),
-                to: Some(*prefix),
-                action: RuleAction::Unreachable,
-                protocol: PROTOCOL,
-            });
-        }
     }
 
     /// Description of what the overlay runs on that a route to this prefix would take packets from.

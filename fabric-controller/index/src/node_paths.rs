@@ -350,7 +350,7 @@ pub fn remedy(of: &UnreachableNode) -> String {
              of that type with {detail}"
         ),
         PathFault::Diverted if second_part.is_some() => match second_part.unwrap_or_default() {
-            words if words.starts_with(Diversion::RESERVE) => words.to_owned(),
+            words if words.starts_with(Diversion::WORDS) => words.to_owned(),
             command => format!("run `{command}` on {node}"),
         },
         PathFault::Diverted => {

@@ -252,8 +252,7 @@ fn covers(prefix: Option<Cidr>, of: &[Cidr]) -> bool {
 
 /// Addresses that both have.
 fn common(a: Cidr, b: Option<Cidr>) -> Option<Cidr> {
-    let Some(b) = b else { return Some(a) };
-    a.overlaps(&b).then_some(if a.len() < b.len() { b } else { a })
+    b.map_or(Some(a), |b| a.and(&b))
 }
 
 /// True if a rule's lookup that suppresses prefixes up to a length finds the route. A transparent proxy

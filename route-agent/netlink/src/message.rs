@@ -171,10 +171,6 @@ pub(crate) fn rule(rule: &Rule) -> RuleMessage {
     attributes.push(RuleAttribute::Priority(rule.priority));
     attributes.push(RuleAttribute::Protocol(RouteProtocol::from(rule.protocol)));
     attributes.extend(rule.iif.clone().map(RuleAttribute::Iifname));
-    if let Some(from) = &rule.from {
-        message.header.src_len = from.net().prefix_len();
-        attributes.push(RuleAttribute::Source(from.address()));
-    }
     if let Some(to) = &rule.to {
         message.header.dst_len = to.net().prefix_len();
         attributes.push(RuleAttribute::Destination(to.address()));

@@ -271,7 +271,7 @@ fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(Ro
 
 fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
     let (mut priority, mut table) = (0, u32::from(message.header.table));
-    let (mut iif, mut from, mut to, mut protocol, mut is_specific) = (None, None, None, 0, false);
+    let (mut iif, mut to, mut protocol, mut is_specific) = (None, None, 0, false);
     for attribute in &message.attributes {
         if let RuleAttribute::Priority(value) = attribute {
             priority = *value;
@@ -281,8 +281,6 @@ fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
             iif = Some(name.clone());
         } else if let RuleAttribute::Destination(address) = attribute {
             to = Cidr::around(*address, message.header.dst_len);
-        } else if let RuleAttribute::Source(address) = attribute {
-            from = Cidr::around(*address, message.header.src_len);
         } else if let RuleAttribute::SuppressPrefixLen(len) = attribute {
             // The kernel reports -1 where nothing is suppressed.
             is_specific = *len == 0;
@@ -299,5 +297,5 @@ fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
     } else {
         RuleAction::Lookup(table)
     };
-    Some(Rule { priority, family, iif, from, to, action, protocol })
+    Some(Rule { priority, family, iif, to, action, protocol })
 }

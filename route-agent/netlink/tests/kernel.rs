@@ -315,12 +315,12 @@ fn node() -> State {
     let rule = |family, iif: Option<&str>| {
         let iif = iif.map(str::to_owned);
         let action = RuleAction::Lookup(7);
-        Rule { priority: 105, family, iif, from: None, to: None, action, protocol: 119 }
+        Rule { priority: 105, family, iif, to: None, action, protocol: 119 }
     };
     let of_pods = |priority, pods: &str, action| {
         let (iif, to) = (Some("weft4".to_owned()), cidr(pods));
         let family = Family::of_prefix(&to);
-        Rule { priority, family, iif, from: None, to: Some(to), action, protocol: 119 }
+        Rule { priority, family, iif, to: Some(to), action, protocol: 119 }
     };
     let address = |ip: IpAddr| {
         let len = if ip.is_ipv4() { 32 } else { 128 };

@@ -53,6 +53,9 @@ pub struct Firewall {
     pub underlay: BTreeSet<Cidr>,
     /// Networks of the node within peers' prefixes: only pods' packets to them are kept in.
     pub own_networks: BTreeSet<Cidr>,
+    /// Peers' prefixes that no tunnel leads to, as the overlay runs on what is in them: nothing passes between these
+    /// and pods.
+    pub conflicts: BTreeSet<Cidr>,
     /// Packets of pods come from the devices that routes to those pods lead to.
     pub has_symmetric_pods: bool,
 }
@@ -237,6 +240,8 @@ impl fmt::Display for Firewall {
         f.write_str(TARGETS)?;
         f.write_str(NO_ERRORS_ABOUT_VXLAN)?;
         own_networks.iter().try_for_each(|set| set.write(f, "daddr", "jump own_networks"))?;
+        let conflicts = by_length(&self.conflicts);
+        conflicts.iter().try_for_each(|set| set.write(f, "daddr", "jump conflicts"))?;
         peers.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
         f.write_str(UNMARK)?;
         if !own_networks.is_empty() {
@@ -246,6 +251,12 @@ impl fmt::Display for Firewall {
                 .try_for_each(|set| set.write(f, "saddr", "return"))?;
             f.write_str("    accept\n  }\n")?;
         }
+        if !conflicts.is_empty() {
+            f.write_str(CONFLICTS)?;
+            let local = by_length(&self.local_pods);
+            local.iter().try_for_each(|set| set.write(f, "saddr", "drop"))?;
+            f.write_str("  }\n")?;
+        }
         self.write_pods_stay(f)?;
         for (chain, hook) in [("refuse_forwarded", "prerouting"), ("refuse_own", "output")] {
             writeln!(f, "  chain {chain} {{")?;
@@ -253,6 +264,8 @@ impl fmt::Display for Firewall {
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             if hook == "prerouting" {
                 f.write_str(NO_VXLAN_OF_PEERS)?;
+                let of_peers = "iifname { \"weft4\", \"weft6\" } drop";
+                conflicts.iter().try_for_each(|set| set.write(f, "saddr", of_peers))?;
                 let inside = match self.uplinks.is_empty() {
                     true => "iifname != \"weft-*\"".to_owned(),
                     false => {
@@ -339,6 +352,16 @@ const UNMARK: &str = "  }
     type filter hook postrouting priority 98; policy accept;
     oifname { \"weft4\", \"weft6\" } meta mark and 0x4000 != 0 meta mark set meta mark and 0xffffbfff
   }
+";
+
+/// What pods send to an address that is the peer's and the node's: VXLAN and WireGuard of gateways that are pods pass,
+/// and so do answers, as connections from the peer's are dropped.
+const CONFLICTS: &str = "  chain conflicts {
+    ip saddr @vxlan_v4 return
+    ip6 saddr @vxlan_v6 return
+    ip daddr @vxlan_v4 return
+    ip6 daddr @vxlan_v6 return
+    ct direction reply return
 ";
 
 /// Drop of VXLAN from peers: a node that masquerades it for an IP resource would send it under its own address, from

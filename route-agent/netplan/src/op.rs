@@ -128,9 +128,8 @@ fn write_route(
 }
 
 fn write_rule(f: &mut fmt::Formatter<'_>, verb: &str, rule: &Rule) -> fmt::Result {
-    let Rule { priority, family, iif, from, to, action, protocol } = rule;
-    let from = from.map_or_else(|| "all".to_owned(), |from| from.to_string());
-    write!(f, "ip{} rule {verb} from {from}", flag(*family))?;
+    let Rule { priority, family, iif, to, action, protocol } = rule;
+    write!(f, "ip{} rule {verb} from all", flag(*family))?;
     if let Some(to) = to {
         write!(f, " to {to}")?;
     }

@@ -167,24 +167,30 @@ impl fmt::Display for Body<'_> {
         self.write_senders(f, 4, "ipv4_addr")?;
         self.write_senders(f, 6, "ipv6_addr")?;
         let Refusal { prefixes, own_networks, local_pods, .. } = self.refusal;
-        let refuse = write_sets(f, (PREFIXES, prefixes), "daddr", "goto refuse")?;
-        let leave = write_sets(f, (OWN_NETWORKS, own_networks), "daddr", "accept")?;
-        let of_pods = write_sets(f, (LOCAL_PODS, local_pods), "saddr", "return")?;
+        let refused = write_sets(f, (PREFIXES, prefixes), "daddr")?;
+        let own = write_sets(f, (OWN_NETWORKS, own_networks), "daddr")?;
+        let of_pods = write_sets(f, (LOCAL_PODS, local_pods), "saddr")?;
         write!(f, "  counter {COUNTER} {{\n  }}\n  chain refuse {{\n{}", self.remember())?;
-        writeln!(f, "    counter name {COUNTER}")?;
-        f.write_str(REFUSE)?;
-        // What is for the node itself leaves it as little as what it sends.
-        let mut leave_forwarded = leave.replace(" accept\n", " fib daddr type local accept\n");
-        if !of_pods.is_empty() {
-            writeln!(f, "  chain leave {{\n{of_pods}    accept\n  }}")?;
-            leave_forwarded += &leave.replace(" accept\n", " jump leave\n");
-        }
-        for (chain, hook, leave) in
-            [("forwarded", "prerouting", leave_forwarded), ("own", "output", leave)]
-        {
+        write!(f, "    goto deny\n  }}\n{DENY}")?;
+        for (chain, hook) in [("forwarded", "prerouting"), ("own", "output")] {
             writeln!(f, "  chain {chain} {{")?;
             writeln!(f, "    type filter hook {hook} priority -91; policy accept;")?;
-            writeln!(f, "{leave}{refuse}  }}")?;
+            for own in &own {
+                if hook == "output" {
+                    writeln!(f, "    {own} accept")?;
+                    continue;
+                }
+                // What is for the node itself leaves it as little as what it sends.
+                writeln!(f, "    {own} fib daddr type local accept")?;
+                if !of_pods.is_empty() {
+                    let family = |condition: &str| condition.starts_with("ip6 ");
+                    let mut same = of_pods.iter().filter(|pods| family(pods) == family(own));
+                    same.try_for_each(|pods| writeln!(f, "    {own} {pods} goto deny"))?;
+                    writeln!(f, "    {own} accept")?;
+                }
+            }
+            refused.iter().try_for_each(|prefix| writeln!(f, "    {prefix} goto refuse"))?;
+            writeln!(f, "  }}")?;
         }
         writeln!(f, "  chain errors {{")?;
         writeln!(f, "    type filter hook postrouting priority 97; policy accept;")?;
@@ -192,14 +198,13 @@ impl fmt::Display for Body<'_> {
     }
 }
 
-/// Writes networks as sets of a kind. Returns the rules that do `verdict` to what has `field` (saddr, daddr) in them.
+/// Writes networks as sets of a kind. Returns the conditions for packets with `field` (saddr, daddr) in them.
 fn write_sets(
     f: &mut fmt::Formatter<'_>,
     (kind, networks): (&str, &BTreeSet<Cidr>),
     field: &str,
-    verdict: &str,
-) -> Result<String, fmt::Error> {
-    let mut rules = String::new();
+) -> Result<Vec<String>, fmt::Error> {
+    let mut conditions = Vec::new();
     for set in by_length(networks) {
         let (version, family) = if set.is_ipv4() { ("v4", "ip") } else { ("v6", "ip6") };
         let (len, mask) = (set.len(), set.mask);
@@ -207,12 +212,15 @@ fn write_sets(
         writeln!(f, "  set {kind}_{version}_{len} {{")?;
         writeln!(f, "    type ip{version}_addr;")?;
         writeln!(f, "    elements = {{ {} }}\n  }}", networks.join(", "))?;
-        rules += &format!("    {family} {field} and {mask} @{kind}_{version}_{len} {verdict}\n");
+        conditions.push(format!("{family} {field} and {mask} @{kind}_{version}_{len}"));
     }
-    Ok(rules)
+    Ok(conditions)
 }
 
-const REFUSE: &str = "    udp dport 4879 drop
+/// Of pods' packets to the node's own networks nothing is remembered: nobody sends those for the peer.
+const DENY: &str = "  chain deny {
+    counter name refused
+    udp dport 4879 drop
     tcp flags & rst == rst drop
     meta l4proto tcp reject with tcp reset
     reject with icmpx admin-prohibited

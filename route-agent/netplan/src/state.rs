@@ -114,8 +114,6 @@ pub struct Rule {
     pub family: Family,
     /// Only for packets that came in on this device (`lo`: made on this machine).
     pub iif: Option<String>,
-    /// Only for packets from this prefix, of the rule's family.
-    pub from: Option<Cidr>,
     /// Only for packets to this prefix, of the rule's family.
     pub to: Option<Cidr>,
     pub action: RuleAction,

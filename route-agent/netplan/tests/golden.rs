@@ -29,6 +29,7 @@ fn the_firewall_table_is_the_golden_one() {
         uplinks: ["eth0".to_owned()].into(),
         underlay: [cidr("192.0.2.0/24"), cidr("2001:db8::/64")].into(),
         own_networks: [cidr("10.201.5.0/24")].into(),
+        conflicts: [cidr("192.0.0.0/16")].into(),
         has_symmetric_pods: true,
         ..Firewall::default()
     };
@@ -162,7 +163,6 @@ fn inner() -> State {
         priority: 100,
         family: Family::Ipv4,
         iif: Some("tunnel".to_owned()),
-        from: None,
         to: None,
         action: RuleAction::Lookup(1),
         protocol: 119,

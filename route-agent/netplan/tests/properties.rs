@@ -263,13 +263,5 @@ fn route((n, v6): (u8, bool), (dev, via): (Option<String>, u8)) -> (RouteKey, Ro
 
 fn rule(n: u32) -> Rule {
     let action = RuleAction::Lookup(7);
-    Rule {
-        priority: n,
-        family: Family::Ipv4,
-        iif: None,
-        from: None,
-        to: None,
-        action,
-        protocol: 119,
-    }
+    Rule { priority: n, family: Family::Ipv4, iif: None, to: None, action, protocol: 119 }
 }

@@ -97,19 +97,59 @@ fn covering_prefix_is_refused_and_reported() {
     world.configure(covering);
     let problems = world.settle();
     let problem = "peer milan: nothing passes between this node's pods and 192.0.0.0/16: the peer's prefix \
-                   192.0.0.0/16 would cover the node's own network 192.0.2.0/24 on eth0; reserve 192.0.0.0/16 (a \
-                   Network with the label ipam.liqo.io/network-type: reserved), and peer again";
+                   192.0.0.0/16 would cover the node's own network 192.0.2.0/24 on eth0; unpeer, reserve \
+                   192.0.0.0/16 once it is not refused any more (a Network with the labels \
+                   ipam.liqo.io/network-type: reserved and ipam.liqo.io/network-not-remapped: \"true\"), and peer \
+                   again; or give the node other addresses";
     assert_eq!(problems, [problem]);
     assert!(!sh(&world.node, "ip route show table 18952").contains("192.0.0.0"));
     assert!(sh(&world.node, "ip route show table 18952").contains("10.201.0.0/16 via"));
     let (_, status) = world.status().unwrap();
     assert_eq!(status.diversions[0].prefixes, ["192.0.0.0/16"]);
+    lets_no_pod_out(&world, &["192.0.2.77", "192.0.9.9"]);
+}
+
+/// As on a LAN of one large network, of which ipam has granted a part.
+#[test]
+fn prefix_in_the_underlays_network_lets_nothing_out() {
+    let world = World::running(config());
+    sh(&world.node, "ip address add 192.0.2.5/8 dev eth0; ip address del 192.0.2.5/24 dev eth0");
+    let mut within = config();
+    within.peerings[0].prefixes.push("192.71.0.0/16".to_owned());
+    world.configure(within);
+    let problems = world.settle();
+    assert!(
+        problems[0]
+            .contains("192.71.0.0/16 would cover the node's own network 192.0.0.0/8 on eth0"),
+        "{problems:?}"
+    );
+    lets_no_pod_out(&world, &["192.71.0.9"]);
+}
+
+/// Packets of pods; the node's own leave, but for ARP.
+fn lets_no_pod_out(world: &World, addresses: &[&str]) {
     sh(&world.node, "ip route replace default via 192.0.2.7");
-    let way = |to: &str| {
-        sh(&world.node, &format!("ip route get {to} from 10.200.1.2 iif pod0 2>&1 || true"))
+    for address in addresses {
+        sh(&world.node, &format!("ip neigh replace {address} lladdr 02:00:00:00:00:09 dev eth0"));
+    }
+    let count = |source: &str, at: i32| {
+        format!(
+            "chain {source} {{ type filter hook postrouting priority {at}; oifname eth0 ip daddr {{ {} }} ip saddr {} counter; }};",
+            addresses.join(", "),
+            if source == "node" { "192.0.2.5" } else { "!= 192.0.2.5" }
+        )
     };
-    assert!(way("192.0.9.9").contains("Network is unreachable"), "{}", way("192.0.9.9"));
-    assert!(way("192.0.2.9").contains("dev eth0"), "{}", way("192.0.2.9"));
+    let table =
+        format!("nft 'table ip count {{ {} {} }}'", count("node", 200), count("others", 201));
+    sh(&world.node, &table);
+    for sender in [&world.node, &world.pod] {
+        for address in addresses {
+            sh(sender, &format!("ping -c 2 -i 0.2 -W 1 {address} || true"));
+        }
+    }
+    let counted = sh(&world.node, "nft list table ip count | grep -o 'packets [0-9]*'");
+    let expected = format!("packets {}\npackets 0\n", 2 * addresses.len());
+    assert_eq!(counted, expected, "of the node, by its own address; of pods");
 }
 
 /// Nothing leads there, or other packets than those of pods only.

@@ -269,7 +269,7 @@ pub struct ForwardingOff {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Diversion {
     /// Command that removes it, such as `ip rule del priority 50 prohibit`, or solves the cause. Words, if they begin
-    /// with "reserve".
+    /// with "unpeer".
     pub removal: String,
     /// Cause, if it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -283,7 +283,7 @@ pub struct Diversion {
 
 impl Diversion {
     /// Beginning of a removal that is no command.
-    pub const RESERVE: &str = "reserve ";
+    pub const WORDS: &str = "unpeer, ";
 }
 
 /// A step that another program keeps undoing.

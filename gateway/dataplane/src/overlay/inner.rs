@@ -91,7 +91,7 @@ pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
     for (family, iif, table) in rules() {
         let (iif, action) = (Some(iif.to_owned()), RuleAction::Lookup(table));
         let (priority, protocol) = (PRIORITY, PROTOCOL);
-        state.rules.insert(Rule { priority, family, iif, from: None, to: None, action, protocol });
+        state.rules.insert(Rule { priority, family, iif, to: None, action, protocol });
     }
     state.sysctls = sysctls().collect();
     (state, mtu)

@@ -62,7 +62,6 @@ impl Link {
                 priority: PRIORITY,
                 family: Family::of(own),
                 iif: None,
-                from: None,
                 to: None,
                 action: RuleAction::Lookup(MAIN_TABLE),
                 protocol: PROTOCOL,
