@@ -236,8 +236,8 @@ impl Replicas {
         self.relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
         let is_admitted = self.listing.is_admitted(Instant::now());
         let last = |running: &Running| running.lane.snapshot().peer.last_authentic;
-        if plane.running.as_ref().and_then(last).is_some() {
-            self.election.set_heard();
+        if let Some(last) = plane.running.as_ref().and_then(last) {
+            self.election.set_heard(last);
         }
         self.is_ready = is_admitted && plane.applied.is_some() && plane.problems.is_empty();
         self.election.set_ready(self.is_ready);

@@ -39,8 +39,8 @@ const UNLISTED_WAIT: Duration = Duration::from_secs(2);
 const FORGET: Duration = Duration::from_secs(10);
 /// Time without a heartbeat after which one that has sent some is reported.
 const MISS: Duration = Duration::from_millis(2500);
-/// The same after which one that is back may have taken the tunnel meanwhile.
-const AWAY: Duration = Duration::from_secs(1);
+/// Heartbeats lost after which one that is back may have taken the tunnel meanwhile.
+const AWAY: u64 = 10;
 /// Time without a heartbeat after which an older incarnation is accepted: a clock was set back.
 const ACCEPT_OLDER: Duration = Duration::from_secs(5);
 /// Time without take-overs of a replica that `status.active` has deposed, and that receives no heartbeat: the
@@ -260,9 +260,9 @@ impl Election {
         self.is_unlisted = unlisted;
     }
 
-    /// A packet of the peer has come since this replica has the tunnel, perhaps through a lane before the present one.
-    pub fn set_heard(&mut self) {
-        self.has_heard = true;
+    /// The last packet of the peer came then, perhaps through a lane before the present one.
+    pub fn set_heard(&mut self, last: Instant) {
+        self.has_heard |= last >= self.took_over_at;
     }
 
     /// Returns whether it has the tunnel, and the peer has not answered for a while.
@@ -331,8 +331,12 @@ impl Election {
         let gap =
             other.last.map(|(last, at)| pace(&last, &heartbeat, now - at)).unwrap_or_default();
         other.gap = gap.min(MAX_TIMEOUT).max(other.gap * 99 / 100);
-        // It may have given way before it was heard.
-        if self.role == Role::Active && other.last.is_some_and(|(_, at)| now > at + AWAY) {
+        // Others of its heartbeats were lost: it may have had the tunnel, and have given way before it was heard. One
+        // that stood still sent none.
+        let beats =
+            heartbeat.sequence.saturating_sub(other.last.map_or(0, |(last, _)| last.sequence));
+        let is_same = other.last.is_some_and(|(last, _)| last.incarnation == heartbeat.incarnation);
+        if self.role == Role::Active && is_same && beats > AWAY {
             self.contest.turn(now);
         }
         other.last = Some((heartbeat, now));
@@ -537,7 +541,8 @@ impl Election {
     /// Greatest epoch that nodes may have followed, of a replica that is or was stuck.
     fn outbid_epoch(&self, now: Instant) -> Option<u64> {
         let is_outbid = |of: &Heartbeat| match of.role {
-            Role::Active => of.stuck && of.epoch >= self.epoch,
+            // A greater one only if that is stuck, or this replica would have given way.
+            Role::Active => of.epoch >= self.epoch,
             Role::Undecided | Role::Standby => of.epoch > self.epoch,
             Role::Leaving => false,
         };

@@ -138,6 +138,12 @@ impl World {
         }
     }
 
+    /// The peer answers a replica.
+    fn heard(&mut self, replica: u8) {
+        let now = self.now;
+        self.replicas.get_mut(&replica).unwrap().set_heard(now);
+    }
+
     fn run(&mut self, millis: u32) {
         (0..millis.div_ceil(STEP)).for_each(|_| self.step());
     }
@@ -204,7 +210,7 @@ fn killed_process_is_replaced_within_two_heartbeats() {
 fn tunnel_stays_when_a_replica_is_back() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
-        world.replicas.get_mut(&1).unwrap().set_heard();
+        world.heard(1);
         world.cut = [(1, 2)].into();
         world.has_api = false;
         world.run(1500 + u32::try_from(seed).unwrap() * 40);
@@ -231,11 +237,11 @@ fn tunnel_stays_when_a_replica_is_back() {
 fn active_one_that_is_back_makes_a_contest() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
-        world.replicas.get_mut(&1).unwrap().set_heard();
+        world.heard(1);
         world.cut = [(1, 2)].into();
         world.has_api = false;
         world.run(500);
-        world.replicas.get_mut(&2).unwrap().set_heard();
+        world.heard(2);
         world.run(1000);
         assert_eq!(world.replicas[&2].contest(), Contest::default(), "seed {seed}");
         world.cut.clear();
