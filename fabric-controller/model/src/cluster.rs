@@ -175,24 +175,21 @@ fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
         return published;
     };
     let given = problems.accepted(&reference, check::cluster_id(map));
-    match (given, published) {
-        // That of another cluster comes with its manifests: nothing of this one changes.
-        (Some(given), Some(known)) if given != known => {
-            let message = format!(
-                "found {given}; expected {known}, by which nodes and peers know this cluster: nothing is changed until \
-                 it is back"
-            );
-            problems.add(&reference, &format!("data.{}", labels::CLUSTER_ID_KEY), message);
-            None
-        }
-        (given, published) => given.or(published),
+    if let Some((given, known)) = given.as_ref().zip(published.as_ref()).filter(|(a, b)| a != b) {
+        let message = format!(
+            "found {given}; expected {known}, by which nodes and peers go on to know this cluster; to give it another \
+             name, take weft away first (`weft down`, `helm uninstall`; what an older release left: `kubectl delete \
+             nodeconfigs --all`)"
+        );
+        problems.add(&reference, &format!("data.{}", labels::CLUSTER_ID_KEY), message);
     }
+    published.or(given)
 }
 
 /// ID under which nodes have their configs: the cluster is the same one without the object that names it.
 fn published_id(index: &Index) -> Option<ClusterId> {
-    let mut configs = index.all::<NodeConfig>(Kind::NodeConfig);
-    configs.find_map(|(_, config)| config.spec.cluster_id.parse().ok())
+    let mut present = index.all::<NodeConfig>(Kind::NodeConfig).filter(|(_, of)| !of.spec.removed);
+    present.find_map(|(_, config)| config.spec.cluster_id.parse().ok())
 }
 
 /// Reports other ConfigMaps that name the cluster, by their name or the label by which Liqo finds its own. In

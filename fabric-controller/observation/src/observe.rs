@@ -201,7 +201,6 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     });
     problems.extend(view.problems(&snapshot.problems, !found.gateways.is_empty()));
     let mut all = found.problems.clone();
-    all.extend(view.other_cluster_id(found));
     // Findings of a node's agent explain why gateways and other nodes get no answer.
     all.extend(view.node_problems());
     all.extend(problems);
@@ -300,19 +299,6 @@ impl<'a> View<'a> {
     /// The ID in the published configs, for a host that has nothing else.
     fn cluster_id(&self) -> Option<String> {
         self.nodes.first().map(|node| node.spec.cluster_id.clone())
-    }
-
-    /// Problem of an ID that was changed while the fabric runs.
-    fn other_cluster_id(&self, found: &Found) -> Option<String> {
-        let (started, now) = found.cluster_id.as_ref().zip(self.cluster_id())?;
-        let map = labels::CLUSTER_ID_CONFIGMAP;
-        (*started != now).then(|| {
-            format!(
-                "ConfigMap {map}: data.CLUSTER_ID: found {now}; expected {started}, which the fabric was \
-                 started as, and its peers know; for another, run `weft down{}` first",
-                found.run_option
-            )
-        })
     }
 
     /// Returns true if there is something for nodes, and this one is none of them.

@@ -113,9 +113,8 @@ pub fn unshown_faults(statuses: &Statuses, problems: &[Problem]) -> BTreeMap<Str
     let mut faults: BTreeMap<String, String> = faulty.collect();
     let is_key = |problem: &Problem| problem.message.starts_with("waits for a PublicKey");
     for problem in problems {
-        let is_unshown = |of: &&ObjectRef| match of.kind {
-            Kind::ConfigMap => true,
-            _ => is_gateway(of) && waits(problem) && !is_key(problem),
+        let is_unshown = |of: &&ObjectRef| {
+            of.kind == Kind::ConfigMap || is_gateway(of) && waits(problem) && !is_key(problem)
         };
         let Some(object) = problem.object.as_ref().filter(is_unshown) else { continue };
         let text = Problem { object: None, ..problem.clone() }.to_string();
