@@ -28,6 +28,8 @@ const CUT_OFF: Duration = Duration::from_secs(10);
 const UNTOUCHED: Duration = Duration::from_millis(200);
 /// Time until an address is granted without a node. Services lead to what was on it until Kubernetes has given it up.
 const GRANTED: Duration = Duration::from_secs(30);
+/// Time in which a fault is shown.
+const SHOWN: Duration = Duration::from_secs(3);
 /// Time for the outcome of an event to show in a stream.
 pub(crate) const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -170,7 +172,7 @@ fn grants_without_a_node(cluster: &Kubernetes) -> Result<()> {
             Ok::<_, anyhow::Error>(())
         })?;
         note_time(cut.elapsed(), &format!("until an address is granted without {}", machine.name));
-        machine.host.net().nft("delete table inet cut")?;
+        machine.host.net().nft(GIVEN_BACK)?;
         cluster.wait_for_weft(TIMEOUT)?;
     }
     Ok(())
@@ -265,6 +267,7 @@ fn take_tunnel(
         (event.run)(cluster, &before)?;
         std::thread::sleep(event.lasts);
         (event.undo)(cluster, &before)?;
+        no_key_is_shared(pair)?;
         let expected = if event.stays { "the same replica" } else { "another replica" };
         wait_until(&format!("{expected} is active"), TIMEOUT, || {
             let after = active(cluster, gateway)?.address;
@@ -273,6 +276,18 @@ fn take_tunnel(
         })?;
         pair.wait_connected(SOON)
     })
+}
+
+/// For a while after an event: replicas are one gateway to the peer, also if one is back that had the tunnel.
+fn no_key_is_shared(pair: &Pair) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < SHOWN {
+        for cluster in &pair.clusters {
+            let (status, _) = cluster.status_and_code()?;
+            ensure!(!status.to_string().contains("KeyShared"), "{:?}: {status}", start.elapsed());
+        }
+    }
+    Ok(())
 }
 
 /// The replica that has the tunnel.
@@ -368,18 +383,24 @@ fn uncordon(cluster: &Kubernetes, active: &Active) -> Result<()> {
     restart(cluster, active)
 }
 
-/// Nothing passes its uplink, as if the switch had lost it; its addresses and routes stay.
+/// Nothing passes its uplink, as if the switch had lost it; its addresses and routes stay. Neighbours have to be found
+/// again afterwards.
 const CUT: &str = "table inet cut {
     chain in { type filter hook prerouting priority -400; iifname eth0 drop; }
     chain out { type filter hook postrouting priority 400; oifname eth0 drop; }
+}
+table arp cut {
+    chain in { type filter hook input priority 0; iifname eth0 drop; }
+    chain out { type filter hook output priority 0; oifname eth0 drop; }
 }";
+const GIVEN_BACK: &str = "delete table inet cut\ndelete table arp cut";
 
 pub(crate) fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
     machine_of(cluster, active)?.host.net().nft(CUT)
 }
 
 pub(crate) fn give_back(cluster: &Kubernetes, active: &Active) -> Result<()> {
-    machine_of(cluster, active)?.host.net().nft("delete table inet cut")
+    machine_of(cluster, active)?.host.net().nft(GIVEN_BACK)
 }
 
 fn cut_off_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {

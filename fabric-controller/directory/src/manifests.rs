@@ -121,16 +121,17 @@ impl Manifests {
 
     fn filling(&mut self, names: &[String]) -> Option<Filling> {
         let (now, count) = (Instant::now(), names.len());
-        let lacks = self.known().into_iter().filter(|file| !names.contains(file));
-        let lacks: BTreeSet<String> = lacks.collect();
         let is_first = !std::mem::replace(&mut self.was_read, true);
         let since = match &self.filling {
-            _ if self.unreadable.is_some() || is_first && !lacks.is_empty() => now,
+            _ if self.unreadable.is_some() || is_first => now,
             Some(before) if count <= before.count => before.since,
             Some(_) => now,
             None => return None,
         };
-        (now < since + SETTLE).then_some(Filling { since, count, lacks })
+        let known = self.known().into_iter();
+        let lacks: BTreeSet<String> = known.filter(|file| !names.contains(file)).collect();
+        let is_whole = is_first && self.unreadable.is_none() && lacks.is_empty();
+        (now < since + SETTLE && !is_whole).then_some(Filling { since, count, lacks })
     }
 
     /// See [`crate::Watch::remember`].

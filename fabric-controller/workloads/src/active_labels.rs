@@ -92,22 +92,9 @@ impl ActiveLabels {
         }
     }
 
-    /// Reads the configs of gateways whose labels seem wrong: of the two watches of a replica that was cut off, that of
-    /// configs may be back later.
-    async fn read_again(&mut self) {
-        let wrong = wrong(&self.active, self.known.values());
-        let gateways: BTreeSet<Name> =
-            wrong.into_iter().map(|(pod, _)| pod.gateway.clone()).collect();
-        for gateway in gateways {
-            let target = Target::new(ApiResource::erase::<GatewayConfig>(&()), gateway.clone());
-            let Ok(config) = self.requests.read::<ReadConfig>(&target).await else { continue };
-            put(&mut self.active, gateway, config.as_ref().and_then(address_of_active));
-        }
-    }
-
     /// Writes the labels that are wrong, and returns the time of the next retry.
     async fn write(&mut self) -> Option<Instant> {
-        self.read_again().await;
+        let unread = self.read_again().await;
         let wrong = wrong(&self.active, self.known.values());
         self.written.retain(|uid, (value, at)| {
             let is_wrong =
@@ -115,7 +102,7 @@ impl ActiveLabels {
             is_wrong && at.elapsed() < RETRY
         });
         let mut due = Vec::new();
-        for (pod, value) in wrong {
+        for (pod, value) in wrong.into_iter().filter(|(pod, _)| !unread.contains(&pod.gateway)) {
             let Some(uid) = pod.uid.clone().filter(|uid| !self.written.contains_key(uid)) else {
                 continue;
             };
@@ -124,7 +111,37 @@ impl ActiveLabels {
         }
         // At once: kube-proxy may wait for a second after each change of a Service's pods.
         join_all(due).await;
-        self.written.values().map(|(_, at)| *at + RETRY).min()
+        let again = (!unread.is_empty()).then(|| Instant::now() + RETRY);
+        self.written.values().map(|(_, at)| *at + RETRY).chain(again).min()
+    }
+
+    /// Reads the configs of gateways whose labels seem wrong: of the two watches of a replica that was cut off, that of
+    /// configs may be back later. Returns those that cannot be read.
+    async fn read_again(&mut self) -> BTreeSet<Name> {
+        let is_due =
+            |pod: &GatewayPod| pod.uid.as_ref().is_some_and(|uid| !self.written.contains_key(uid));
+        let wrong = wrong(&self.active, self.known.values()).into_iter();
+        let wrong = wrong.filter(|(pod, _)| is_due(pod)).map(|(pod, _)| pod.gateway.clone());
+        let gateways: BTreeSet<Name> = wrong.collect();
+        let requests = &self.requests;
+        let read = gateways.into_iter().map(async |gateway| {
+            let target = Target::new(ApiResource::erase::<GatewayConfig>(&()), gateway.clone());
+            (gateway, requests.read::<ReadConfig>(&target).await)
+        });
+        let mut unread = BTreeSet::new();
+        for (gateway, config) in join_all(read).await {
+            match config {
+                Ok(config) => {
+                    let active = config.as_ref().and_then(address_of_active);
+                    put(&mut self.active, gateway, active);
+                }
+                Err(error) => {
+                    tracing::debug!(?gateway, error = chain(&error), "its labels stay");
+                    unread.insert(gateway);
+                }
+            }
+        }
+        unread
     }
 }
 
