@@ -25,6 +25,8 @@ pub enum StoreError {
     List { kind: Kind, source: ApiError },
     #[error("{object} is gone, or another has taken its name")]
     Gone { object: ObjectRef },
+    #[error("another program has taken the place of this one, and has written {object}")]
+    Overtaken { object: ObjectRef },
     #[error("{0} cannot be understood")]
     Foreign(Box<Problem>),
     #[error("cannot {step} the note {name}")]

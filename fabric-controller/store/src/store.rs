@@ -227,9 +227,19 @@ impl Store {
     /// Replaces the status of an object read from the store, and of a Configuration `spec.local`.
     /// Writes nothing if nothing changed. True if it was written.
     pub async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
+        self.put_status_unless(object, |_| false).await
+    }
+
+    /// The same, but not over a version by another writer for which `yields_to` returns true:
+    /// [`StoreError::Overtaken`]. In a directory that is not checked.
+    pub async fn put_status_unless(
+        &self,
+        object: &Object,
+        yields_to: impl Fn(&Object) -> bool + Sync,
+    ) -> Result<bool, StoreError> {
         let put = match &self.backend {
             Backend::Directory(store) => Ok(store.put_status(object)?),
-            Backend::Kubernetes(store) => store.put_status(object).await,
+            Backend::Kubernetes(store) => store.put_status(object, &yields_to).await,
         };
         count(&self.metrics, object.kind(), &put, |written| *written);
         put

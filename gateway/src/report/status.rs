@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::Context;
 use fabric_api::PrivateKey;
 use fabric_api::fabric::{
-    GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeerEndpoint, PeeringFault,
+    ActiveReplica, GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeerEndpoint,
+    PeeringFault,
 };
 use fabric_runtime::{Backoff, until};
-use fabric_store::{ObjectRef, Store};
+use fabric_store::{Object, ObjectRef, Store};
 use gateway_config::input::Input;
 use gateway_config::restart_cache::RestartCache;
 use gateway_health::{Reason, canonical};
@@ -292,7 +293,10 @@ impl Reporter {
         }
         let mut object = GatewayConfig::clone(config);
         object.status = Some(status.clone());
-        let put = self.store.put_status(&object.into()).await;
+        // It may have been cut off until now, while another replica took the tunnel over.
+        let own = status.active;
+        let yields_to = move |stored: &Object| is_later(stored, own);
+        let put = self.store.put_status_unless(&object.into(), yields_to).await;
         put.context("cannot write the GatewayConfig's status")?;
         self.written = Some((uid, status));
         self.counters_at = Instant::now();
@@ -376,6 +380,13 @@ impl Reporter {
             None => Ok(()),
         }
     }
+}
+
+/// Returns whether a replica that took the tunnel over later has written a GatewayConfig's status.
+fn is_later(stored: &Object, own: Option<ActiveReplica>) -> bool {
+    let Object::GatewayConfig(stored) = stored else { return false };
+    let active = stored.status.as_ref().and_then(|status| status.active);
+    own.zip(active).is_some_and(|(own, active)| active.epoch > own.epoch)
 }
 
 /// Values whose change makes a new write to the cache worthwhile.

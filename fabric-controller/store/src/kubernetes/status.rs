@@ -18,17 +18,22 @@ const UNDECLARED: &str = ".status.conditions: field not declared in schema";
 const WRITE_STATUS: &str = "write the status of";
 
 impl Kubernetes {
-    pub(crate) async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
+    /// Writes nothing over what `yields_to` returns true for.
+    pub(crate) async fn put_status(
+        &self,
+        object: &Object,
+        yields_to: &(dyn Fn(&Object) -> bool + Sync),
+    ) -> Result<bool, StoreError> {
         check(object)?;
         let mut wrote = false;
         let local = local(object).filter(|want| !self.cache().has_local(object, want));
         if let Some(want) = local {
-            self.put_part(object, Part::Local, want).await?;
+            self.put_part((object, Part::Local, want), yields_to).await?;
             wrote = true;
         }
         let want = status(object);
         if !self.cache().has_status(object, &want) {
-            self.put_part(object, Part::Status, want).await?;
+            self.put_part((object, Part::Status, want), yields_to).await?;
             wrote = true;
         }
         Ok(wrote)
@@ -52,14 +57,18 @@ impl Kubernetes {
 
     /// Writes against a version: without one, the API server would take the status for a namesake
     /// as well. After a conflict, the object is looked at again.
-    async fn put_part(&self, object: &Object, what: Part, want: Value) -> Result<(), StoreError> {
+    async fn put_part(
+        &self,
+        (object, what, want): (&Object, Part, Value),
+        yields_to: &(dyn Fn(&Object) -> bool + Sync),
+    ) -> Result<(), StoreError> {
         let reference = object.reference();
         let mut known = self.cache().version(object);
         let mut tries = 0;
         let written = loop {
             let version = match known.take() {
                 Some(version) => version,
-                None => self.version_of(object).await?,
+                None => self.version_of(object, yields_to).await?,
             };
             tries += 1;
             match self.apply_part(object, what, &version, &want).await {
@@ -112,8 +121,12 @@ impl Kubernetes {
         requests.apply(&target, requests::Part::Status, &body(declared)).await
     }
 
-    /// The version of the very object.
-    async fn version_of(&self, object: &Object) -> Result<String, StoreError> {
+    /// The version of the very object, unless it is one to yield to.
+    async fn version_of(
+        &self,
+        object: &Object,
+        yields_to: &(dyn Fn(&Object) -> bool + Sync),
+    ) -> Result<String, StoreError> {
         let reference = object.reference();
         let found = self.server.requests().get(&target(&reference)).await;
         let found = found.map_err(|source| failed("read", &reference, source))?;
@@ -121,7 +134,13 @@ impl Kubernetes {
         if found.metadata.uid.as_deref() != Some(object.uid()) {
             return Err(self.gone(object));
         }
-        Ok(found.resource_version().unwrap_or_default())
+        let version = found.resource_version().unwrap_or_default();
+        match intake::take(reference.kind, found) {
+            Ok(stored) if yields_to(&stored.object) => {
+                Err(StoreError::Overtaken { object: reference })
+            }
+            Ok(_) | Err(_) => Ok(version),
+        }
     }
 
     fn gone(&self, object: &Object) -> StoreError {

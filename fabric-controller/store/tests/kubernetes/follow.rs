@@ -197,3 +197,27 @@ async fn follower_of_connection_sees_foreign_status() {
     watch.quiet().await;
     assert!(store.put_status(&connecting).await.unwrap(), "it is written whatever was last");
 }
+
+#[tokio::test]
+async fn status_of_a_later_writer_may_be_yielded_to() {
+    let Some(place) = Place::new("yielding-status").await else { return };
+    let (store, other) = (place.store(), place.store());
+    let spec = ConnectionSpec { type_: ConnectionType::Client, gateway_ref: Default::default() };
+    let mut connection = Connection::new("gw-gw", spec);
+    connection.metadata.namespace = Some(place.namespace.clone());
+    let stored = store.put(&connection.into()).await.unwrap();
+    let [connected, error, connecting] =
+        [ConnectionValue::Connected, ConnectionValue::Error, ConnectionValue::Connecting].map(
+            |value| {
+                let mut connection = Connection::try_from(stored.clone()).unwrap();
+                connection.status = Some(ConnectionStatus { value, latency: None });
+                Object::from(connection)
+            },
+        );
+    assert!(store.put_status(&connected).await.unwrap());
+    assert!(other.put_status(&error).await.unwrap());
+    let is_error = |stored: &Object| stored.reference() == error.reference() && *stored == error;
+    let overtaken = store.put_status_unless(&connecting, is_error).await;
+    assert!(matches!(overtaken, Err(StoreError::Overtaken { .. })), "{overtaken:?}");
+    assert!(store.put_status_unless(&connecting, |_| false).await.unwrap());
+}
