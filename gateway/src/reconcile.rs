@@ -229,6 +229,7 @@ impl Dataplane {
             relay_port: self.engine.relay_port(),
             source: self.done.as_ref().and_then(|done| done.source),
             contested_at: seen.standing.contest.at,
+            has_replicas: !seen.standing.others.is_empty(),
         });
         let applied = self.done.as_ref().map(|done| done.desired.clone());
         let retiring = self.engine.retiring().cloned();

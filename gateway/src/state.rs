@@ -54,6 +54,7 @@ pub struct Running {
     pub source: Option<IpAddr>,
     /// Time at which another replica last had the tunnel as well.
     pub contested_at: Option<Instant>,
+    pub has_replicas: bool,
 }
 
 impl PartialEq for Plane {
@@ -62,7 +63,7 @@ impl PartialEq for Plane {
             let running = plane.running.as_ref();
             running.map(|r| {
                 let mtu = (r.mtu, r.mtu_bound, r.path_mtu, r.way);
-                let place = (r.port, r.source, r.contested_at);
+                let place = (r.port, r.source, r.contested_at, r.has_replicas);
                 (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, place)
             })
         };

@@ -113,6 +113,9 @@ pub struct WeftField {
     /// Another gateway with the sender's key has handed the tunnel over, and carries packets for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub handed_over: bool,
+    /// The sender has replicas: while these find out which has the tunnel, packets of several may come.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_replicas: bool,
     /// Reason for its end; absent from older gateways, which only restart so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub departure: Option<Departure>,
@@ -259,6 +262,7 @@ impl WeftField {
             size_probe: None,
             leaving: false,
             duplicate: false,
+            has_replicas: false,
             handed_over: false,
             departure: None,
             suspects: false,

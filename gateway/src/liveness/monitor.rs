@@ -538,6 +538,7 @@ impl Peering {
         WeftField {
             duplicate: self.diagnosis.duplicate().is_some(),
             handed_over: Diagnosis::is_handed_over(&self.running, now),
+            has_replicas: self.running.has_replicas,
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
             id_differs: self.diagnosis.own_id_at_peer.is_some(),

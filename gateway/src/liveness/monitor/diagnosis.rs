@@ -24,6 +24,8 @@ const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
 
 /// Time for which a replica that has handed the tunnel over carries packets, at most.
 const HAND_OVER: Duration = Duration::from_secs(10);
+/// Time for replicas to find out which has the tunnel, and longer than one packet makes a duplicate.
+const CONTEST: Duration = Duration::from_secs(3);
 
 /// Time after which a peer is silent. A gateway whose session another one with the same key has taken sends
 /// probes for so long that the peer notices both (`tunnel`, half a second).
@@ -54,6 +56,10 @@ pub(super) struct Diagnosis {
     key_shared: Option<Instant>,
     /// Time of the peer's last report that its tunnel is handed over.
     peer_handed_over: Option<Instant>,
+    peer_has_replicas: bool,
+    /// Time since which packets come from two gateways of the peer, and whether that is no contest of replicas.
+    duplicate_since: Option<Instant>,
+    is_certain: bool,
     peer_differs: bool,
     /// This cluster's ID in the peer's pings, if that is not its own.
     pub(super) own_id_at_peer: Option<String>,
@@ -89,6 +95,9 @@ impl Diagnosis {
             peer_cidrs: None,
             key_shared: None,
             peer_handed_over: None,
+            peer_has_replicas: false,
+            duplicate_since: None,
+            is_certain: false,
             peer_differs: false,
             own_id_at_peer: None,
             peer_id_differs: false,
@@ -124,7 +133,16 @@ impl Diagnosis {
 
     /// Endpoints of two gateways of the peer, unless they are replicas that contend for the tunnel.
     pub(super) fn duplicate(&self) -> Option<[SocketAddr; 2]> {
-        self.session.duplicate.filter(|_| self.peer_handed_over.is_none())
+        let is_certain = self.is_certain && self.peer_handed_over.is_none();
+        self.session.duplicate.filter(|_| is_certain)
+    }
+
+    /// A replica whose node was cut off sends until it observes the others.
+    fn note_duplicate(&mut self, now: Instant) {
+        let since = self.session.duplicate.map(|_| self.duplicate_since.unwrap_or(now));
+        self.duplicate_since = since;
+        self.is_certain =
+            since.is_some_and(|since| !self.peer_has_replicas || now >= since + CONTEST);
     }
 
     /// Faults name this cluster's own public key if initiations are for another one.
@@ -158,6 +176,7 @@ impl Diagnosis {
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
+        self.peer_has_replicas = weft.has_replicas;
         self.peer_handed_over = weft.handed_over.then_some(now).or(self.peer_handed_over);
         let received = message.report().and_then(|report| now.checked_sub(report.received_ago?));
         let first = self.log.unanswered().map(|probes| probes.first).filter(|first| now > *first);
@@ -275,6 +294,7 @@ impl Diagnosis {
         if Self::is_handed_over(running, now) {
             self.key_shared = None;
         }
+        self.note_duplicate(now);
         let evidence = self.evidence(running, value);
         let differs = evidence.cidrs_differ();
         let faults = gateway_health::diagnose(&evidence, now);
@@ -388,7 +408,15 @@ mod tests {
         let endpoints = [5, 6].map(|port| SocketAddr::from(([192, 0, 2, 33], port)));
         diagnosis.session.duplicate = Some(endpoints);
         diagnosis.handle_message(&reporting(None), now);
+        diagnosis.note_duplicate(now);
         assert_eq!(diagnosis.duplicate(), Some(endpoints));
+        let mut of_replica = reporting(None);
+        of_replica.weft.as_mut().unwrap().has_replicas = true;
+        diagnosis.handle_message(&of_replica, now);
+        for (later, expected) in [(0, None), (2, None), (3, Some(endpoints))] {
+            diagnosis.note_duplicate(now + Duration::from_secs(later));
+            assert_eq!(diagnosis.duplicate(), expected, "after {later} s");
+        }
         let mut message = reporting(None);
         message.weft.as_mut().unwrap().handed_over = true;
         diagnosis.handle_message(&message, now);
