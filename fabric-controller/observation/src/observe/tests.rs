@@ -180,23 +180,6 @@ fn host_without_node_has_no_peering() {
 }
 
 #[test]
-fn changed_cluster_id_is_a_problem() {
-    let problems = |started: Option<&str>| {
-        let spec = serde_json::json!({"clusterId": "roma", "underlay": [], "localPods": [],
-            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []});
-        let node = NodeConfig::new("n1", serde_json::from_value(spec).unwrap());
-        let cluster_id = started.map(str::to_owned);
-        let run_option = " --run-dir /srv/rome".to_owned();
-        let found = Found { cluster_id, run_option, ..Found::default() };
-        observe(&snapshot([node.into()]), &found).problems
-    };
-    assert_eq!((problems(None), problems(Some("roma"))), (Vec::new(), Vec::new()));
-    let [changed] = &problems(Some("rome"))[..] else { panic!() };
-    assert!(changed.contains("data.CLUSTER_ID: found roma; expected rome"), "{changed}");
-    assert!(changed.ends_with("run `weft down --run-dir /srv/rome` first"), "{changed}");
-}
-
-#[test]
 fn outdated_report_of_own_gateway_is_an_error() {
     let reported = |seconds: i64| {
         let mut connection = connection(ConnectionValue::Connected);

@@ -404,8 +404,7 @@ fn missing_cluster_id_keeps_objects_and_is_reported() {
     let before = world.gateway("liqo-tenant-turin", "client").cloned();
     world.apply(cluster_id("oslo"));
     world.settle();
-    let other =
-        "data.CLUSTER_ID: found oslo; expected milan, by which nodes and peers know this cluster";
+    let other = "data.CLUSTER_ID: found oslo; expected milan, by which nodes and peers go on";
     assert!(world.problems()[0].contains(other), "{:?}", world.problems());
     assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
 }
