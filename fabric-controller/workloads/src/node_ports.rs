@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::live::Key;
+use super::live::{Key, Watched};
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct NodePorts(BTreeMap<Key, Value>);
 
 impl NodePorts {
     /// Takes note of the port of a Service that is there.
     pub(super) fn note(&mut self, key: &Key, service: &Value) {
         let port = &service["spec"]["ports"][0]["nodePort"];
-        if port.is_number() && self.0.get(key) != Some(port) {
+        if key.of == Watched::Service && port.is_number() {
             self.0.insert(key.clone(), port.clone());
         }
     }
@@ -39,7 +39,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::live::Watched;
 
     #[test]
     fn service_made_again_gets_the_port_it_had() {

@@ -189,12 +189,12 @@ impl Writer {
         writes: &[&Desired],
         heartbeat: &Heartbeat,
     ) -> Vec<Result<(), WriteError>> {
-        for key in writes.iter().map(|want| &want.key).filter(|key| key.of == Watched::Service) {
+        for key in writes.iter().map(|want| &want.key) {
             live.get(key).into_iter().for_each(|there| self.ports.note(key, &there.data));
         }
         let steps = writes.iter().map(|want| self.step(live, want));
         let steps: Vec<_> = steps.collect();
-        let (requests, ports) = (self.requests.clone(), std::mem::take(&mut self.ports));
+        let (requests, ports) = (self.requests.clone(), self.ports.clone());
         let answers = writes.iter().zip(&steps).map(|(want, step)| {
             let (requests, ports) = (&requests, &ports);
             async move {
@@ -232,7 +232,6 @@ impl Writer {
             }
         }
         drop(answers);
-        self.ports = ports;
         let results = results.into_iter().zip(steps);
         results.map(|(result, step)| step.and(result)).collect()
     }
@@ -282,6 +281,7 @@ impl Writer {
             Ok(got) => {
                 tracing::info!(kind = key.of.resource().kind, %key, "applied");
                 self.refused.clear(key);
+                self.ports.note(key, &got.data);
                 let written = Written { want: want.digest, got: content(&got) };
                 self.written.insert(key.clone(), written);
                 live.put(key.of, got);
