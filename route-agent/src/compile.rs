@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use fabric_api::fabric::{NodeGateway, VNI, VXLAN_PORT};
+use fabric_api::fabric::{Diversion, NodeGateway, VNI, VXLAN_PORT};
 use fabric_api::{Cidr, Mac, labels, overlay_v6};
 use foreign::foreign_routes::Foreign;
 use netplan::names::{
@@ -12,9 +12,6 @@ use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, 
 
 use crate::host_state::HostState;
 use crate::parsed_config::{ParsedConfig, ParsedGateway, ParsedPeering};
-
-/// Beginning of a remedy that is no command.
-const REMEDY: &str = fabric_api::fabric::Diversion::WORDS;
 
 /// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +68,7 @@ pub(crate) fn is_refusable(
 ) -> bool {
     let compiler = Compiler { config, host_state, out: Compiled::default() };
     let is_of_peer = config.peers().any(|peer| peer.overlaps(prefix));
-    !is_of_peer && compiler.taken(prefix).is_none() && compiler.overlays_own(prefix).is_none()
+    !is_of_peer && compiler.pods_in(prefix).is_none() && compiler.underlay_in(prefix).is_none()
 }
 
 struct Compiler<'a> {
@@ -225,13 +222,13 @@ impl<'a> Compiler<'a> {
         let peer = &peering.spec.peer_cluster_id;
         let mut usable = Vec::new();
         for prefix in &peering.prefixes {
-            if let Some(what) = self.taken(prefix) {
+            if let Some(what) = self.pods_in(prefix) {
                 self.problem(format!(
                     "peer {peer}: prefix {prefix} is refused: it would cover {what}"
                 ));
                 continue;
             }
-            if let Some(what) = self.overlays_own(prefix) {
+            if let Some(what) = self.underlay_in(prefix) {
                 self.out.firewall.conflicts.insert(*prefix);
                 let cause = format!("the peer's prefix {prefix} would cover {what}");
                 self.conflict(peer, *prefix, &cause);
@@ -259,8 +256,9 @@ impl<'a> Compiler<'a> {
     /// Notes that nothing passes between this node's pods and a prefix.
     fn conflict(&mut self, peer: &str, prefix: Cidr, cause: &str) {
         let remedy = format!(
-            "{REMEDY}reserve {prefix} once it is not refused any more (a Network with the labels {}: reserved and \
+            "{}reserve {prefix} once it is not refused any more (a Network with the labels {}: reserved and \
              {}: \"true\"), and peer again; or give the node other addresses",
+            Diversion::WORDS,
             labels::NETWORK_TYPE,
             labels::NETWORK_NOT_REMAPPED
         );
@@ -292,7 +290,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Description of what the overlay runs on that a route to this prefix would take packets from.
-    fn overlays_own(&self, prefix: &Cidr) -> Option<String> {
+    fn underlay_in(&self, prefix: &Cidr) -> Option<String> {
         let underlay = self.host_state.underlay_networks(self.config);
         if let Some(network) = underlay.iter().find(|network| network.overlaps(prefix)) {
             let mut networks = self.host_state.networks();
@@ -308,7 +306,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Description of the pods that a route to this prefix would take packets from.
-    fn taken(&self, prefix: &Cidr) -> Option<String> {
+    fn pods_in(&self, prefix: &Cidr) -> Option<String> {
         if let Some(pods) = self.config.pods().find(|pods| pods.overlaps(prefix)) {
             return Some(format!("the cluster's own pods {pods}"));
         }

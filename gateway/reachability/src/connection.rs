@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// What pods send one another all day fills no queue.
+    /// Ordinary traffic between pods fills no queue.
     #[test]
     fn thousand_packets_a_second_are_no_full_load() {
         for (rate, is_full) in [(1_000, false), (100_000, true)] {

@@ -333,10 +333,9 @@ impl Election {
         other.gap = gap.min(MAX_TIMEOUT).max(other.gap * 99 / 100);
         // Others of its heartbeats were lost: it may have had the tunnel, and have given way before it was heard. One
         // that stood still sent none.
-        let beats =
-            heartbeat.sequence.saturating_sub(other.last.map_or(0, |(last, _)| last.sequence));
-        let is_same = other.last.is_some_and(|(last, _)| last.incarnation == heartbeat.incarnation);
-        if self.role == Role::Active && is_same && beats > AWAY {
+        let of_same = other.last.filter(|(last, _)| last.incarnation == heartbeat.incarnation);
+        let beats = of_same.map_or(0, |(last, _)| heartbeat.sequence.saturating_sub(last.sequence));
+        if self.role == Role::Active && beats > AWAY {
             self.contest.turn(now);
         }
         other.last = Some((heartbeat, now));

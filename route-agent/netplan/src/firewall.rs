@@ -354,8 +354,8 @@ const UNMARK: &str = "  }
   }
 ";
 
-/// What pods send to an address that is the peer's and the node's: VXLAN and WireGuard of gateways that are pods pass,
-/// and so do answers, as connections from the peer's are dropped.
+/// Packets to an address that is the peer's and the node's. VXLAN and WireGuard of gateways that are pods pass, and so
+/// do answers, since connections from the peer's are dropped.
 const CONFLICTS: &str = "  chain conflicts {
     ip saddr @vxlan_v4 return
     ip6 saddr @vxlan_v6 return

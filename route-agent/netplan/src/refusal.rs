@@ -175,18 +175,18 @@ impl fmt::Display for Body<'_> {
         for (chain, hook) in [("forwarded", "prerouting"), ("own", "output")] {
             writeln!(f, "  chain {chain} {{")?;
             writeln!(f, "    type filter hook {hook} priority -91; policy accept;")?;
-            for own in &own {
+            for network in &own {
                 if hook == "output" {
-                    writeln!(f, "    {own} accept")?;
+                    writeln!(f, "    {network} accept")?;
                     continue;
                 }
-                // What is for the node itself leaves it as little as what it sends.
-                writeln!(f, "    {own} fib daddr type local accept")?;
+                // Packets for the node itself never leave it.
+                writeln!(f, "    {network} fib daddr type local accept")?;
                 if !of_pods.is_empty() {
                     let family = |condition: &str| condition.starts_with("ip6 ");
-                    let mut same = of_pods.iter().filter(|pods| family(pods) == family(own));
-                    same.try_for_each(|pods| writeln!(f, "    {own} {pods} goto deny"))?;
-                    writeln!(f, "    {own} accept")?;
+                    let mut same = of_pods.iter().filter(|pods| family(pods) == family(network));
+                    same.try_for_each(|pods| writeln!(f, "    {network} {pods} goto deny"))?;
+                    writeln!(f, "    {network} accept")?;
                 }
             }
             refused.iter().try_for_each(|prefix| writeln!(f, "    {prefix} goto refuse"))?;
@@ -217,7 +217,8 @@ fn write_sets(
     Ok(conditions)
 }
 
-/// Of pods' packets to the node's own networks nothing is remembered: nobody sends those for the peer.
+/// Refusal without a note of the sender: pods' packets to the node's own networks are not for the peer, and would keep
+/// the prefix from being quiet.
 const DENY: &str = "  chain deny {
     counter name refused
     udp dport 4879 drop

@@ -133,7 +133,7 @@ fn prefix_over_node_network_alone_is_refused() {
 
 /// With a route of that network's, pods' packets are dropped, and without one they go to the peer.
 #[test]
-fn prefix_in_a_network_of_the_node_is_kept_and_reported() {
+fn prefix_in_a_network_of_the_node_is_reported() {
     let mut host_state = host_state();
     let address = Address { address: "10.201.0.1".parse().unwrap(), len: 8, dev: "br9".to_owned() };
     host_state.addresses.push(address);

@@ -165,7 +165,7 @@ async fn folder_that_fills_after_a_start_loses_nothing() {
 
 /// As at the start of a host, which writes them while weft starts.
 #[tokio::test]
-async fn folder_that_is_half_full_at_the_start_loses_nothing() {
+async fn folder_half_full_at_the_start_loses_nothing() {
     let place = Place::new();
     let texts = [("a.yaml", network("a", "10.1.0.0/16")), ("b.yaml", network("b", "10.2.0.0/16"))];
     texts.iter().for_each(|(file, text)| place.write(file, text));
