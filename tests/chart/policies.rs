@@ -217,9 +217,12 @@ fn controller_changes_labels_of_gateways_pods_only() {
         pod["metadata"]["namespace"] = json!(TENANT);
         controller.apply(&pod)
     };
-    let label = || json!({"metadata": {"labels": {"networking.liqo.io/active": "true"}}});
+    let label = || {
+        let both = json!({"networking.liqo.io/active": "true", "fabric.weft.dev/replica": "u"});
+        json!({"metadata": {"labels": both}})
+    };
     let image = json!({"spec": {"containers": [{"name": "c", "image": "example.org/other"}]}});
-    let why = "nothing of pods but the label networking.liqo.io/active, of pods of gateways only";
+    let why = "nothing of pods but the labels networking.liqo.io/active and fabric.weft.dev/replica, of pods of gateways only";
     release.server.wait_until("the policy is in force", || {
         change("other", label()).err().ok_or("not yet").map(drop)
     });

@@ -1,5 +1,8 @@
 //! Rights of each service account, and their limits, as reported by the API server of a cluster
-//! with two peerings.
+//! with two peerings; and their return.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
@@ -205,7 +208,8 @@ pub(crate) fn are_minimal(cluster: &Kubernetes) -> Result<()> {
     cluster.delete(&withdrawal)?;
     let wrong = wrong?;
     ensure!(wrong.is_empty(), "{wrong:#?}");
-    tokens_open_no_more(cluster)
+    tokens_open_no_more(cluster)?;
+    deleted_bindings_are_made_again(cluster)
 }
 
 fn wrong_rows(cluster: &Kubernetes) -> Result<Vec<String>> {
@@ -241,6 +245,20 @@ fn rights_of_withdrawal(cluster: &Kubernetes) -> Result<String> {
     let rights: Vec<_> = hooks.into_iter().filter(is_right).collect();
     ensure!(rights.len() == 5, "{rights:#?}");
     Ok(json!({"apiVersion": "v1", "kind": "List", "items": rights}).to_string())
+}
+
+/// The controller can grant a gateway no right to Secrets that it has lost itself.
+fn deleted_bindings_are_made_again(cluster: &Kubernetes) -> Result<()> {
+    let bindings = ["rolebinding/weft-gateway-keys", "rolebinding/gw-client"];
+    let namespace = "--namespace=liqo-tenant-milan";
+    cluster.kubectl(&[&["delete", namespace], &bindings[..]].concat())?;
+    let get = [&["get", namespace, "--output=name"], &bindings[..]].concat();
+    let start = Instant::now();
+    while cluster.kubectl(&get).is_err() {
+        ensure!(start.elapsed() < Duration::from_secs(20), "{bindings:?} are not made again");
+        sleep(Duration::from_millis(200));
+    }
+    Ok(())
 }
 
 /// Requests with a gateway's own token are answered in the same way.

@@ -14,6 +14,9 @@ pub const GATEWAY_NAME: &str = "networking.liqo.io/gateway-name";
 pub const GATEWAY_NAMESPACE: &str = "networking.liqo.io/gateway-namespace";
 /// `true` on the pod of a gateway that has the tunnel.
 pub const ACTIVE: &str = "networking.liqo.io/active";
+/// Uid of a gateway's pod, on the pod itself once the gateway has several. Its Service selects by it the one that has
+/// the tunnel.
+pub const REPLICA: &str = "fabric.weft.dev/replica";
 /// `pod` or `external`, on a Network that a Configuration owns.
 pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
 /// One of [`NETWORK_TYPES`], on the cluster's own Networks.

@@ -58,11 +58,7 @@ impl Grant {
     }
 
     /// Writes the binding unless the right is there without one, and waits until it is in force.
-    pub(crate) async fn acquire(
-        &self,
-        client: &Client,
-        resource: &ApiResource,
-    ) -> Result<(), ApiError> {
+    pub async fn acquire(&self, client: &Client, resource: &ApiResource) -> Result<(), ApiError> {
         let kind = ApiResource::erase::<RoleBinding>(&());
         let name = (self.binding.namespace().unwrap_or_default(), self.binding.name_any());
         let (requests, target) =

@@ -30,7 +30,7 @@ pub struct Requests {
 }
 
 /// Names an object of a kind. Prints as `kind namespace/name`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     resource: ApiResource,
     namespace: String,

@@ -1,6 +1,10 @@
-//! The label of the pod that has a gateway's tunnel, by which its Service and Liqo's tools find it.
+//! The label of the pod that has a gateway's tunnel, by which Liqo's tools find it, and the replica that its Service
+//! selects.
 //!
-//! Every replica of the controller keeps the labels right, from what gateways report alone: the one that works may have
+//! Of several pods each has its uid as a label, too, and the Service selects that of the active one: one write moves
+//! it. Two pods that change their labels are two changes to kube-proxy, which may wait for a second between them.
+//!
+//! Every replica of the controller keeps both right, from what gateways report alone: the one that works may have
 //! been on the node that was lost with the tunnel.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +18,11 @@ use fabric_kube_client::reflector::{Change, Reflector, Selection};
 use fabric_kube_client::requests::{Name, Requests, Target, name};
 use fabric_runtime::{chain, until};
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use kube::api::{ApiResource, NotUsed, Object};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -26,6 +30,8 @@ use super::pods::{GatewayPod, Read, put};
 
 /// Time until the retry of a write that failed, or that the watch has not reported.
 const RETRY: Duration = Duration::from_secs(5);
+/// Time until a config is read again that could not be read.
+const READ_RETRY: Duration = Duration::from_millis(500);
 /// Time that is left to the replica that works.
 const STANDBY_DELAY: Duration = Duration::from_millis(300);
 
@@ -41,7 +47,7 @@ struct Status {
 /// Addresses of the pods that have the tunnels, by namespace and name of the gateway.
 type ActiveReplicas = BTreeMap<Name, IpAddr>;
 
-/// Keeps the labels right, and does not return. While `works` is false another replica of the controller may do
+/// Keeps labels and Services right, and does not return. While `works` is false another replica of the controller may do
 /// so, too.
 pub async fn keep_active_labels(server: &ApiServer, mut works: watch::Receiver<bool>) {
     let mut labels = ActiveLabels::new(server);
@@ -50,13 +56,14 @@ pub async fn keep_active_labels(server: &ApiServer, mut works: watch::Receiver<b
         let is_news = tokio::select! {
             change = labels.configs.next() => take(&mut labels.active, change, address_of_active),
             change = labels.pods.next() => take(&mut labels.known, change, GatewayPod::of),
+            change = labels.services.next() => take(&mut labels.selections, change, Selecting::of),
             changed = works.changed() => changed.is_ok(),
             () = until(due) => {
                 due = labels.write().await;
                 false
             }
         };
-        if is_news && labels.configs.is_synced() && labels.pods.is_synced() {
+        if is_news && labels.is_synced() {
             let delay = if *works.borrow() { Duration::ZERO } else { STANDBY_DELAY };
             let soon = Instant::now() + delay;
             due = Some(due.map_or(soon, |due| due.min(soon)));
@@ -68,61 +75,105 @@ struct ActiveLabels {
     requests: Requests,
     configs: Reflector<(), ReadConfig>,
     pods: Reflector<(), Read>,
+    services: Reflector<(), ReadService>,
     active: ActiveReplicas,
     known: BTreeMap<Name, GatewayPod>,
-    /// Values written a moment ago, by uid of the pod.
-    written: BTreeMap<String, (bool, Instant)>,
+    selections: BTreeMap<Name, Selecting>,
+    /// Changes made a moment ago, by uid of the object.
+    written: BTreeMap<String, (Value, Instant)>,
+}
+
+/// Part of a Service that is read.
+type ReadService = Object<ServiceSpec, NotUsed>;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct ServiceSpec {
+    selector: BTreeMap<String, String>,
+}
+
+/// A gateway's Service.
+#[derive(Clone, Debug, PartialEq)]
+struct Selecting {
+    gateway: Name,
+    name: Name,
+    uid: Option<String>,
+    /// Uid of the pod that it selects; `None` if it selects all that have the tunnel by their label.
+    replica: Option<String>,
+}
+
+/// Write that is due.
+#[derive(Debug, PartialEq)]
+struct Due {
+    step: Step,
+    gateway: Name,
+    target: Target,
+    uid: String,
+    body: Value,
+}
+
+/// A Service selects a pod that is labelled as the active one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    LabelActive,
+    Select,
+    LabelOthers,
 }
 
 impl ActiveLabels {
     fn new(server: &ApiServer) -> Self {
         let (client, metrics) = (&server.client, &server.metrics);
+        let of_gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
         let mut configs = Reflector::new(client.clone(), metrics.clone());
         configs.open((), Selection::all(ApiResource::erase::<GatewayConfig>(&())));
         let mut pods = Reflector::new(client.clone(), metrics.clone());
-        let all = Selection::all(ApiResource::erase::<Pod>(&()));
-        pods.open((), all.labels(&format!("{}={}", labels::COMPONENT, labels::GATEWAY)));
+        pods.open((), Selection::all(ApiResource::erase::<Pod>(&())).labels(&of_gateways));
+        let mut services = Reflector::new(client.clone(), metrics.clone());
+        services.open((), Selection::all(ApiResource::erase::<Service>(&())).labels(&of_gateways));
         Self {
             requests: Requests::new(client.clone(), labels::CONTROLLER_MANAGER),
             configs,
             pods,
+            services,
             active: BTreeMap::new(),
             known: BTreeMap::new(),
+            selections: BTreeMap::new(),
             written: BTreeMap::new(),
         }
     }
 
-    /// Writes the labels that are wrong, and returns the time of the next retry.
+    fn is_synced(&self) -> bool {
+        self.configs.is_synced() && self.pods.is_synced() && self.services.is_synced()
+    }
+
+    /// Writes what is wrong, and returns the time of the next retry.
     async fn write(&mut self) -> Option<Instant> {
         let unread = self.read_again().await;
-        let wrong = wrong(&self.active, self.known.values());
-        self.written.retain(|uid, (value, at)| {
-            let is_wrong =
-                wrong.iter().any(|(pod, is)| pod.uid.as_ref() == Some(uid) && is == value);
+        let mut due = self.due();
+        self.written.retain(|uid, (body, at)| {
+            let is_wrong = due.iter().any(|due| due.uid == *uid && due.body == *body);
             is_wrong && at.elapsed() < RETRY
         });
-        let mut due = Vec::new();
-        for (pod, value) in wrong.into_iter().filter(|(pod, _)| !unread.contains(&pod.gateway)) {
-            let Some(uid) = pod.uid.clone().filter(|uid| !self.written.contains_key(uid)) else {
-                continue;
-            };
-            due.push(label(&self.requests, pod, value));
-            self.written.insert(uid, (value, Instant::now()));
+        due.retain(|due| !unread.contains(&due.gateway) && !self.written.contains_key(&due.uid));
+        for step in [Step::LabelActive, Step::Select, Step::LabelOthers] {
+            let now = due.iter().filter(|due| due.step == step);
+            join_all(now.map(|due| write(&self.requests, due))).await;
         }
-        // At once: kube-proxy may wait for a second after each change of a Service's pods.
-        join_all(due).await;
-        let again = (!unread.is_empty()).then(|| Instant::now() + RETRY);
+        let now = Instant::now();
+        self.written.extend(due.into_iter().map(|due| (due.uid, (due.body, now))));
+        let again = (!unread.is_empty()).then(|| now + READ_RETRY);
         self.written.values().map(|(_, at)| *at + RETRY).chain(again).min()
     }
 
-    /// Reads the configs of gateways whose labels seem wrong: of the two watches of a replica that was cut off, that of
-    /// configs may be back later. Returns those that cannot be read.
+    fn due(&self) -> Vec<Due> {
+        due(&self.active, &self.known, self.selections.values())
+    }
+
+    /// Reads the configs of gateways of which something seems wrong: of the watches of a replica that was cut off, that
+    /// of configs may be back later. Returns those that cannot be read.
     async fn read_again(&mut self) -> BTreeSet<Name> {
-        let is_due =
-            |pod: &GatewayPod| pod.uid.as_ref().is_some_and(|uid| !self.written.contains_key(uid));
-        let wrong = wrong(&self.active, self.known.values()).into_iter();
-        let wrong = wrong.filter(|(pod, _)| is_due(pod)).map(|(pod, _)| pod.gateway.clone());
-        let gateways: BTreeSet<Name> = wrong.collect();
+        let due = self.due().into_iter().filter(|due| !self.written.contains_key(&due.uid));
+        let gateways: BTreeSet<Name> = due.map(|due| due.gateway).collect();
         let requests = &self.requests;
         let read = gateways.into_iter().map(async |gateway| {
             let target = Target::new(ApiResource::erase::<GatewayConfig>(&()), gateway.clone());
@@ -145,16 +196,13 @@ impl ActiveLabels {
     }
 }
 
-async fn label(requests: &Requests, pod: &GatewayPod, value: bool) {
-    let target =
-        Target::new(ApiResource::erase::<Pod>(&()), (pod.gateway.0.clone(), pod.name.clone()));
-    let labels = json!({labels::ACTIVE: value.to_string()});
-    let change = json!({"metadata": {"uid": pod.uid, "labels": labels}});
-    match requests.merge_unread(&target, &change).await {
-        Ok(()) => tracing::info!(pod = %target, active = value, "labelled"),
+async fn write(requests: &Requests, due: &Due) {
+    let Due { target, body, .. } = due;
+    match requests.merge_unread(target, body).await {
+        Ok(()) => tracing::info!(object = %target, change = %body, "follows the active replica"),
         Err(error) => {
             let error = chain(&error);
-            tracing::warn!(pod = %target, error, "cannot be labelled; its Service may lead elsewhere");
+            tracing::warn!(object = %target, error, "cannot be changed; the gateway's Service may lead elsewhere");
         }
     }
 }
@@ -183,54 +231,147 @@ fn address_of_active(config: &ReadConfig) -> Option<IpAddr> {
     config.status.as_ref()?.active.map(|active| active.address)
 }
 
-/// Pods with a wrong label, and its right value. While no pod of a gateway is the one that is reported to have the
-/// tunnel, each is labelled, as it may be.
-fn wrong<'a>(
+impl Selecting {
+    /// `None` for a Service of something else.
+    fn of(service: &ReadService) -> Option<Self> {
+        let gateway = service.labels().get(labels::GATEWAY_NAME)?;
+        let name = name(&service.metadata);
+        Some(Self {
+            gateway: (name.0.clone(), gateway.clone()),
+            name,
+            uid: service.metadata.uid.clone(),
+            replica: service.spec.selector.get(labels::REPLICA).cloned(),
+        })
+    }
+}
+
+/// Writes that are due. While no pod of a gateway is the one that is reported to have the tunnel, each is labelled, as
+/// it may be.
+fn due<'a>(
     active: &ActiveReplicas,
-    pods: impl Iterator<Item = &'a GatewayPod> + Clone,
-) -> Vec<(&'a GatewayPod, bool)> {
-    let has_tunnel = |pod: &GatewayPod| {
-        let active = active.get(&pod.gateway);
-        active.is_some_and(|active| pod.address.parse().as_ref() == Ok(active))
+    pods: &BTreeMap<Name, GatewayPod>,
+    services: impl Iterator<Item = &'a Selecting>,
+) -> Vec<Due> {
+    let mut of_gateways: BTreeMap<&Name, Vec<&GatewayPod>> = BTreeMap::new();
+    for pod in pods.values() {
+        of_gateways.entry(&pod.gateway).or_default().push(pod);
+    }
+    let holder = |gateway: &Name| {
+        let address = active.get(gateway)?;
+        let mut own = of_gateways.get(gateway)?.iter();
+        own.find(|pod| pod.address.parse().as_ref() == Ok(address))
     };
-    let should = |pod: &GatewayPod| {
-        let mut own = pods.clone().filter(|other| other.gateway == pod.gateway);
-        has_tunnel(pod) || !own.any(has_tunnel)
-    };
-    let all = pods.clone().map(|pod| (pod, should(pod)));
-    all.filter(|(pod, should)| pod.is_active != *should).collect()
+    let mut all = Vec::new();
+    for (&gateway, own) in &of_gateways {
+        let holder = holder(gateway);
+        for pod in own {
+            let is_active = holder.is_none_or(|holder| holder.name == pod.name);
+            let mut wrong = Map::new();
+            if pod.is_active != is_active {
+                wrong.insert(labels::ACTIVE.to_owned(), is_active.to_string().into());
+            }
+            if own.len() > 1 && !pod.is_distinct {
+                wrong.insert(labels::REPLICA.to_owned(), pod.uid.clone().into());
+            }
+            let Some(uid) = pod.uid.clone().filter(|_| !wrong.is_empty()) else { continue };
+            let step = if is_active { Step::LabelActive } else { Step::LabelOthers };
+            let of = ApiResource::erase::<Pod>(&());
+            let target = Target::new(of, (gateway.0.clone(), pod.name.clone()));
+            let body = json!({"metadata": {"uid": uid, "labels": wrong}});
+            all.push(Due { step, gateway: gateway.clone(), target, uid, body });
+        }
+    }
+    for service in services {
+        let gateway = service.gateway.clone();
+        let holder = holder(&gateway).filter(|holder| holder.is_distinct);
+        let replica = holder.and_then(|holder| holder.uid.as_ref());
+        let is_wrong = replica != service.replica.as_ref();
+        let Some(uid) = service.uid.clone().filter(|_| is_wrong) else { continue };
+        let target = Target::new(ApiResource::erase::<Service>(&()), service.name.clone());
+        let selector = json!({labels::REPLICA: replica});
+        let body = json!({"metadata": {"uid": uid}, "spec": {"selector": selector}});
+        all.push(Due { step: Step::Select, gateway, target, uid, body });
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
-    fn pod(name: &str, address: &str, active: bool) -> GatewayPod {
-        let pod: Value = json!({"apiVersion": "v1", "kind": "Pod",
+    fn pod(name: &str, address: &str, active: bool, is_distinct: bool) -> GatewayPod {
+        let mut pod: Value = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "t", "uid": name, "labels": {
                 labels::COMPONENT: labels::GATEWAY, labels::GATEWAY_NAME: "server",
                 labels::ACTIVE: active.to_string()}},
             "spec": {"nodeName": "n1"}, "status": {"phase": "Running", "podIP": address}});
+        if is_distinct {
+            pod["metadata"]["labels"][labels::REPLICA] = name.into();
+        }
         GatewayPod::of(&serde_json::from_value(pod).unwrap()).unwrap()
+    }
+
+    /// Names and changes, in the order of the writes.
+    fn changes(
+        active: Option<&str>,
+        pods: &[GatewayPod],
+        selected: Option<&str>,
+    ) -> Vec<(String, Value)> {
+        let gateway = ("t".to_owned(), "server".to_owned());
+        let active = active.map(|address| (gateway, address.parse().unwrap()));
+        let pods = pods.iter().map(|pod| (("t".to_owned(), pod.name.clone()), pod.clone()));
+        let service: ReadService = serde_json::from_value(json!({"apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "gw-server", "namespace": "t", "uid": "s",
+                "labels": {labels::GATEWAY_NAME: "server"}},
+            "spec": {"selector": selected.map(|uid| BTreeMap::from([(labels::REPLICA, uid)])).unwrap_or_default()}}))
+        .unwrap();
+        let service = Selecting::of(&service);
+        let mut due = due(&active.into_iter().collect(), &pods.collect(), service.iter());
+        due.sort_by_key(|due| due.step as u8);
+        let change = |due: &Due| match due.step {
+            Step::Select => due.body["spec"]["selector"].clone(),
+            Step::LabelActive | Step::LabelOthers => due.body["metadata"]["labels"].clone(),
+        };
+        due.iter().map(|due| (due.target.to_string(), change(due))).collect()
+    }
+
+    fn label(pod: &str, value: &str) -> (String, Value) {
+        (format!("Pod t/{pod}"), json!({labels::ACTIVE: value}))
+    }
+
+    fn select(replica: Option<&str>) -> (String, Value) {
+        ("Service t/gw-server".to_owned(), json!({labels::REPLICA: replica}))
     }
 
     #[test]
     fn pod_with_tunnel_alone_is_labelled() {
-        let pods = [pod("a", "10.200.1.7", true), pod("b", "10.200.2.7", true)];
-        let of = |address: Option<&str>, pods: &[GatewayPod]| {
-            let gateway = ("t".to_owned(), "server".to_owned());
-            let active = address.map(|address| (gateway, address.parse().unwrap()));
-            let wrong = wrong(&active.into_iter().collect(), pods.iter());
-            wrong.iter().map(|(pod, should)| (pod.name.clone(), *should)).collect::<Vec<_>>()
-        };
-        assert_eq!(of(Some("10.200.2.7"), &pods), [("a".to_owned(), false)]);
-        assert!(of(None, &pods).is_empty());
-        assert!(of(Some("10.200.3.7"), &pods).is_empty(), "of a pod that is gone");
-        let pods = [pod("a", "10.200.1.7", false), pod("b", "10.200.2.7", true)];
-        let expected = [("a".to_owned(), true), ("b".to_owned(), false)];
-        assert_eq!(of(Some("10.200.1.7"), &pods), expected);
-        assert_eq!(of(None, &pods), [("a".to_owned(), true)]);
+        let pods = [pod("a", "10.200.1.7", true, true), pod("b", "10.200.2.7", true, true)];
+        assert_eq!(changes(Some("10.200.2.7"), &pods, Some("b")), [label("a", "false")]);
+        assert!(changes(None, &pods, None).is_empty());
+        assert!(changes(Some("10.200.3.7"), &pods, None).is_empty(), "of a pod that is gone");
+        let pods = [pod("a", "10.200.1.7", false, true), pod("b", "10.200.2.7", true, true)];
+        assert_eq!(changes(None, &pods, None), [label("a", "true")]);
+    }
+
+    #[test]
+    fn service_moves_by_one_write_between_labels() {
+        let pods = [pod("a", "10.200.1.7", true, true), pod("b", "10.200.2.7", false, true)];
+        let moved = changes(Some("10.200.2.7"), &pods, Some("a"));
+        assert_eq!(moved, [label("b", "true"), select(Some("b")), label("a", "false")]);
+        let pods = &pods[..1];
+        assert!(
+            changes(Some("10.200.1.7"), pods, Some("a")).is_empty(),
+            "the last one stays selected"
+        );
+        assert_eq!(changes(None, pods, Some("b")), [select(None)], "of a pod that is gone");
+    }
+
+    #[test]
+    fn several_pods_alone_are_labelled_apart() {
+        let alone = pod("a", "10.200.1.7", true, false);
+        assert!(changes(Some("10.200.1.7"), std::slice::from_ref(&alone), None).is_empty());
+        let pods = [alone, pod("b", "10.200.2.7", false, false)];
+        let apart = |pod: &str| (format!("Pod t/{pod}"), json!({labels::REPLICA: pod}));
+        assert_eq!(changes(Some("10.200.1.7"), &pods, None), [apart("a"), apart("b")]);
     }
 }

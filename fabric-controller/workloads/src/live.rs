@@ -394,10 +394,11 @@ fn addresses(slice: &mut Value) -> Value {
     json!({"addresses": addresses.collect::<Vec<_>>()})
 }
 
-/// Digest of all but the status and what changes by itself.
+/// Digest of all but the status and what changes by itself, such as the replica that a Service selects.
 pub(super) fn content(of: &DynamicObject) -> ContentDigest {
     let metadata = &of.metadata;
-    let fields = of.data.as_object().into_iter().flatten();
+    let of_all = with_all_replicas(&of.data);
+    let fields = of_all.as_ref().unwrap_or(&of.data).as_object().into_iter().flatten();
     let data: BTreeMap<&str, &Value> = fields
         .map(|(name, field)| (name.as_str(), field))
         .filter(|(name, _)| *name != "status")
@@ -408,6 +409,14 @@ pub(super) fn content(of: &DynamicObject) -> ContentDigest {
     // Maps with text keys, numbers and text only: JSON has a form for all of it, and a digest takes all.
     let _ = serde_json::to_writer(&mut digest, &content);
     digest.finalize().into()
+}
+
+/// A Service as it would select all replicas; `None` if it does so.
+fn with_all_replicas(service: &Value) -> Option<Value> {
+    service["spec"]["selector"].get(labels::REPLICA)?;
+    let mut same = service.clone();
+    same["spec"]["selector"].as_object_mut()?.remove(labels::REPLICA);
+    Some(same)
 }
 
 /// True for an older version of the same object. Versions that are no numbers have no order.
@@ -425,6 +434,17 @@ mod tests {
 
     fn news(objects: &mut Objects, of: Watched, object: Value) -> bool {
         objects.put(of, serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn selected_replica_is_no_content_of_a_service() {
+        let content_of = |selector: Value| {
+            let service = json!({"metadata": {"name": "a"}, "spec": {"selector": selector}});
+            content(&serde_json::from_value(service).unwrap())
+        };
+        let all = content_of(json!({"a": "b"}));
+        assert_eq!(content_of(json!({"a": "b", labels::REPLICA: "u"})), all);
+        assert_ne!(content_of(json!({"a": "c"})), all);
     }
 
     #[test]

@@ -119,6 +119,8 @@ pub(super) struct GatewayPod {
     pub(super) node: String,
     pub(super) address: String,
     pub(super) uid: Option<String>,
+    /// It has the label by which a Service selects it alone.
+    pub(super) is_distinct: bool,
     /// Its container has been started: its image is there.
     pub(super) is_started: bool,
 }
@@ -351,6 +353,7 @@ impl GatewayPod {
                 node: read.spec.node_name.clone(),
                 address: status.pod_ip.clone(),
                 uid: read.metadata.uid.clone(),
+                is_distinct: read.labels().get(labels::REPLICA) == read.metadata.uid.as_ref(),
                 is_active: has(labels::ACTIVE, "true"),
                 is_started: status.phase == "Running",
             }

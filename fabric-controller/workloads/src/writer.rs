@@ -5,32 +5,39 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_kube_client::requests::{Part, Requests, Target};
-use fabric_kube_client::{ApiError, ApiServer, StoreMetrics, WriteOutcome};
+use fabric_kube_client::{ApiError, ApiServer, Grant, StoreMetrics, WriteOutcome};
 use fabric_runtime::{Heartbeat, WRITE_RETRY, WriteBackoff, chain};
 use futures::stream::{self, StreamExt as _};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, DynamicObject};
+use kube::Client;
+use kube::api::{ApiResource, DeleteParams, DynamicObject};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
+use super::kept_fields::KeptFields;
 use super::live::{ContentDigest, Key, Objects, Watched, content};
-use super::node_ports::NodePorts;
 use super::place;
 
 /// Field manager of weft in an object's managedFields.
 pub(super) const MANAGER: &str = labels::CONTROLLER_MANAGER;
 /// Wait after a deletion that makes room: mostly that is done at once.
 const ROOM: Duration = Duration::from_millis(100);
+/// Wait after a right was regained.
+const REGAINED: Duration = Duration::from_secs(1);
 /// Writes under way at a time.
 pub(super) const MAX_WRITES: usize = 16;
 
 pub(super) struct Writer {
+    client: Client,
+    /// The namespace of weft itself.
+    installation: String,
     requests: Requests,
     metrics: StoreMetrics,
     written: BTreeMap<Key, Written>,
     refused: WriteBackoff<Key, Attempt>,
-    ports: NodePorts,
+    kept: KeptFields,
 }
 
 /// Object that is to be there.
@@ -107,7 +114,7 @@ impl Desired {
         &self,
         requests: &Requests,
         uid: Option<&str>,
-        ports: &NodePorts,
+        kept: &KeptFields,
     ) -> Result<DynamicObject, ApiError> {
         let mut object: Value = serde_json::from_str(&self.body).map_err(ApiError::Answer)?;
         if let Some(uid) = uid {
@@ -118,7 +125,7 @@ impl Desired {
             Some(_) => requests.apply(&target, Part::AllButStatus, object).await,
             None => requests.apply_new(&target, object).await,
         };
-        if let Some(same) = ports.with_last(&self.key, &object) {
+        if let Some(same) = kept.with_last(&self.key, &object) {
             match apply(&same).await {
                 // Another Service has it by now.
                 Err(ApiError::Refused { code: 422, .. }) => {}
@@ -129,7 +136,7 @@ impl Desired {
     }
 
     /// Writes an object that is not observed: watches report none of others.
-    async fn claim(&self, requests: &Requests, ports: &NodePorts) -> Answer {
+    async fn claim(&self, requests: &Requests, kept: &KeptFields) -> Answer {
         let applied = match requests.get(&self.key.target()).await {
             Ok(Some(there)) if !is_owned_alike(&there.metadata, &self.metadata) => {
                 return Answer::Foreign(match there.metadata.deletion_timestamp {
@@ -139,7 +146,7 @@ impl Desired {
             }
             Ok(there) => {
                 let uid = there.and_then(|there| there.metadata.uid);
-                self.apply(requests, uid.as_deref(), ports).await
+                self.apply(requests, uid.as_deref(), kept).await
             }
             Err(error) => Err(error),
         };
@@ -151,8 +158,9 @@ impl Writer {
     pub(super) fn new(server: &ApiServer) -> Self {
         let requests = Requests::new(server.client.clone(), MANAGER);
         let (written, refused) = (BTreeMap::new(), WriteBackoff::default());
-        let (metrics, ports) = (server.metrics.clone(), NodePorts::default());
-        Self { requests, metrics, written, refused, ports }
+        let (metrics, kept) = (server.metrics.clone(), KeptFields::default());
+        let (client, installation) = (server.client.clone(), server.namespace.clone());
+        Self { client, installation, requests, metrics, written, refused, kept }
     }
 
     /// Time of the next retry of something that was refused.
@@ -163,7 +171,7 @@ impl Writer {
     /// Removes the refusals of objects that are no longer desired.
     pub(super) fn keep(&mut self, wanted: impl Fn(&Key) -> bool) {
         self.refused.keep(&wanted);
-        self.ports.keep(&wanted);
+        self.kept.keep(&wanted);
         self.written.retain(|key, _| wanted(key));
     }
 
@@ -177,7 +185,7 @@ impl Writer {
         }
         self.may_apply(live, want)?;
         let uid = live.get(&want.key).and_then(|there| there.metadata.uid.clone());
-        let applied = want.apply(&self.requests, uid.as_deref(), &self.ports).await;
+        let applied = want.apply(&self.requests, uid.as_deref(), &self.kept).await;
         self.applied(live, want, applied).await
     }
 
@@ -190,18 +198,18 @@ impl Writer {
         heartbeat: &Heartbeat,
     ) -> Vec<Result<(), WriteError>> {
         for key in writes.iter().map(|want| &want.key) {
-            live.get(key).into_iter().for_each(|there| self.ports.note(key, &there.data));
+            live.get(key).into_iter().for_each(|there| self.kept.note(key, &there.data));
         }
         let steps = writes.iter().map(|want| self.step(live, want));
         let steps: Vec<_> = steps.collect();
-        let (requests, ports) = (self.requests.clone(), self.ports.clone());
+        let (requests, kept) = (self.requests.clone(), self.kept.clone());
         let answers = writes.iter().zip(&steps).map(|(want, step)| {
-            let (requests, ports) = (&requests, &ports);
+            let (requests, kept) = (&requests, &kept);
             async move {
                 match step {
-                    Ok(Step::Apply(None)) => want.claim(requests, ports).await,
+                    Ok(Step::Apply(None)) => want.claim(requests, kept).await,
                     Ok(Step::Apply(uid)) => {
-                        let applied = want.apply(requests, uid.as_deref(), ports).await;
+                        let applied = want.apply(requests, uid.as_deref(), kept).await;
                         Answer::Applied(applied.map(Box::new))
                     }
                     Ok(Step::Delete(uid)) => {
@@ -281,7 +289,7 @@ impl Writer {
             Ok(got) => {
                 tracing::info!(kind = key.of.resource().kind, %key, "applied");
                 self.refused.clear(key);
-                self.ports.note(key, &got.data);
+                self.kept.note(key, &got.data);
                 let written = Written { want: want.digest, got: content(&got) };
                 self.written.insert(key.clone(), written);
                 live.put(key.of, got);
@@ -303,7 +311,7 @@ impl Writer {
         if live.get(key).is_some_and(ours) {
             return self.write(live, want).await;
         }
-        match want.claim(&self.requests, &self.ports).await {
+        match want.claim(&self.requests, &self.kept).await {
             Answer::Foreign(why) => Err(self.refuse_foreign(want, why)),
             Answer::Applied(applied) => {
                 self.applied(live, want, applied.map(|object| *object)).await
@@ -367,6 +375,12 @@ impl Writer {
         let ApiError::Refused { code, message } = error else {
             return WriteError::Unreachable(error);
         };
+        if code == 403 && matches!(key.of, Watched::Role | Watched::Binding) {
+            let pause = if self.regain(want).await { REGAINED } else { WRITE_RETRY };
+            let tried = Attempt::Write(want.digest);
+            self.refused.refused(key, tried, &message, pause);
+            return WriteError::of(key, message);
+        }
         let fixed = code == 422 && message.contains("immutable");
         let fixed = fixed && matches!(key.of, Watched::Deployment | Watched::Binding);
         let uid = live.and_then(|there| there.metadata.uid.clone()).filter(|_| fixed);
@@ -385,6 +399,17 @@ impl Writer {
         let tried = Attempt::MakeAnew(want.digest);
         self.refused.refused(key, tried, &message, pause);
         WriteError::of(key, message)
+    }
+
+    /// Binds the right to read keys to the controller again, which it can only grant to a gateway while it has it: its own
+    /// binding may have been deleted. True if it has it now.
+    async fn regain(&self, want: &Desired) -> bool {
+        let gateway = want.metadata.owner_references.iter().flatten().next().cloned();
+        let Some((gateway, namespace)) = gateway.zip(want.metadata.namespace.as_deref()) else {
+            return false;
+        };
+        let grant = Grant::of_gateway_keys(gateway, namespace, &self.installation);
+        grant.acquire(&self.client, &ApiResource::erase::<Secret>(&())).await.is_ok()
     }
 
     /// Fails if a request need not be tried now.
