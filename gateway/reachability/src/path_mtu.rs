@@ -6,8 +6,9 @@
 //! a path that changed is known again within four waits: after the first, which is to notice it.
 //!
 //! Loss must not look like a smaller path. Nothing is concluded from missing answers alone: a size
-//! counts as too large only if it was sent twice, and smaller ones that were sent after it were
-//! answered; the size in force is tried again in every round, and any single answer keeps it.
+//! counts as too large only if it was sent at least twice, and as often as it took until all smaller ones
+//! of the round were answered, which are sent after it; where those are few, another round has to agree. The
+//! size in force is tried again in every round, and any single answer keeps it.
 
 pub mod trains;
 
@@ -20,7 +21,7 @@ pub const MIN_PATH_MTU: u32 = 576;
 pub const USUAL_MIN: u32 = 1280;
 
 /// Sizes tried at once. Three rounds of twenty distinguish all sizes between 1,280 and 9,000, two
-/// those up to 1,500. One size below 1,280 in the first round is enough for three to distinguish
+/// those up to 1,500. Three sizes below 1,280 in the first round are enough for three to distinguish
 /// those, too.
 const CANDIDATES: u32 = 20;
 /// Interval at which the size in force is tried while it matters: while packets are sent that would
@@ -37,10 +38,17 @@ const RECENT: Duration = Duration::from_secs(5);
 /// that a busy machine takes, the upper one keeps the whole search within two seconds.
 const MIN_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_millis(400);
+/// Times that the sizes of a round are sent: then nothing can be concluded.
+const MAX_TRIES: u32 = 5;
+/// Pause after that.
+const LOSSY_PAUSE: Duration = Duration::from_secs(3);
+/// Answers that show a bound by one round: fewer may have come through a path that loses nearly all, in order by
+/// chance.
+const MIN_ANSWERS: usize = 3;
 /// Longest pause after searches that nothing came of, although the peer answers other probes.
 const MAX_PAUSE: Duration = Duration::from_secs(64);
 /// Probes whose answers are still of use: those of two rounds.
-const MAX_SENT: usize = 4 * (CANDIDATES as usize + 5);
+const MAX_SENT: usize = 4 * (CANDIDATES as usize + 7);
 
 /// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +94,12 @@ struct Search {
     /// answered was sent after all that is larger.
     sizes: BTreeSet<u32>,
     step: Step,
-    /// Something was answered in this round.
-    answered: bool,
+    /// Those of them that were answered.
+    answered: BTreeSet<u32>,
+    /// Times that those were sent which were not.
+    tries: u32,
+    /// A round had few answers, and the next one is to agree; or what is in force is known to pass.
+    is_doubted: bool,
 }
 
 /// The next step, and its time.
@@ -174,7 +186,7 @@ impl PathMtu {
             Phase::Idle => {}
             Phase::Silent { .. } => self.begin(size, self.limit, now),
             Phase::Search(search) => {
-                search.answered = true;
+                search.answered.insert(size);
                 search.low = search.low.max(size);
                 if search.low > search.high {
                     search.high = search.top;
@@ -258,17 +270,32 @@ impl PathMtu {
         let Phase::Search(search) = &mut self.phase else { return };
         match search.step {
             Step::SendAgain(at) if now >= at => {
-                sizes.extend(search.sizes.iter().rev().filter(|size| **size > search.low));
+                let missing = |size: &&u32| !search.answered.contains(size);
+                sizes.extend(search.sizes.iter().rev().filter(missing));
+                search.tries += 1;
                 search.step = Step::Decide(now + half);
                 return;
             }
             Step::Decide(at) if now >= at => {
-                if !search.answered {
+                let low = search.low;
+                let has_gaps =
+                    search.sizes.range(..=low).any(|size| !search.answered.contains(size));
+                if search.answered.is_empty() {
                     return self.give_up(now);
                 }
-                let low = search.low;
-                let too_large = search.sizes.iter().find(|size| **size > low);
-                search.high = too_large.map_or(low, |size| search.high.min(size - 1));
+                if has_gaps && search.tries >= MAX_TRIES {
+                    self.phase = Phase::Silent { until: now + LOSSY_PAUSE };
+                    return;
+                }
+                if has_gaps {
+                    search.step = Step::SendAgain(now);
+                    return self.poll_search(now, sizes);
+                }
+                if search.is_doubted || search.answered.len() >= MIN_ANSWERS {
+                    let too_large = search.sizes.iter().find(|size| **size > low);
+                    search.high = too_large.map_or(low, |size| search.high.min(size - 1));
+                }
+                search.is_doubted = true;
                 if search.high == low {
                     return self.settle(low, now);
                 }
@@ -276,7 +303,8 @@ impl PathMtu {
             Step::Send(_) => {}
             Step::SendAgain(_) | Step::Decide(_) => return,
         }
-        search.answered = false;
+        search.answered.clear();
+        search.tries = 1;
         search.sizes = candidates(search.low, search.high);
         search.sizes.insert(search.top);
         search.sizes.extend(found.filter(|found| (search.low..=search.top).contains(found)));
@@ -296,7 +324,9 @@ impl PathMtu {
             top,
             sizes: BTreeSet::new(),
             step: Step::Send(now),
-            answered: false,
+            answered: BTreeSet::new(),
+            tries: 0,
+            is_doubted: self.found.is_some_and(|found| low >= found),
         });
     }
 
@@ -361,7 +391,8 @@ impl Step {
 /// Sizes above `low` up to and with `high`, evenly spread on either side of the usual minimum.
 fn candidates(low: u32, high: u32) -> BTreeSet<u32> {
     if low + 1 < USUAL_MIN && USUAL_MIN < high {
-        let below = [low.midpoint(USUAL_MIN), USUAL_MIN];
+        let middle = low.midpoint(USUAL_MIN);
+        let below = [low.midpoint(middle), middle, middle.midpoint(USUAL_MIN), USUAL_MIN];
         return below.into_iter().chain(candidates(USUAL_MIN, high)).collect();
     }
     (1..=CANDIDATES).map(|i| low + ((high - low) * i).div_ceil(CANDIDATES)).collect()

@@ -32,6 +32,10 @@ const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
 /// peer that had to wait for a processor answers them together.
 const MIN_UNANSWERED: u32 = 4;
 pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
+/// The same without any answer, while packets of the peer arrive: most get lost, but not all.
+const MIN_LOSS_TIME: Duration = Duration::from_secs(2);
+/// Time since a packet of the peer within which it is there.
+const IS_THERE: Duration = Duration::from_secs(1);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -69,6 +73,7 @@ pub struct ProbeLog {
     burst_ended: Option<Instant>,
     unanswered: Option<Unanswered>,
     last_answer: Option<Instant>,
+    last_received: Option<Instant>,
     asked: Option<Instant>,
     /// As reported last, and when.
     loss: Option<(u8, Instant)>,
@@ -99,6 +104,7 @@ impl Default for ProbeLog {
             burst_ended: None,
             unanswered: None,
             last_answer: None,
+            last_received: None,
             asked: None,
             loss: None,
         }
@@ -132,6 +138,11 @@ impl ProbeLog {
     /// True while data keeps the tunnel busy, so that probes wait longer and are dropped sooner.
     pub fn set_busy(&mut self, busy: bool) {
         self.busy = busy;
+    }
+
+    /// The latest packet of the peer, of any kind: while some arrive, probes that are all unanswered are lost ones.
+    pub fn set_received(&mut self, last: Option<Instant>) {
+        self.last_received = last;
     }
 
     pub fn handle_sent(&mut self, stamp: i128, now: Instant) {
@@ -273,7 +284,7 @@ impl ProbeLog {
         let decided: Vec<bool> =
             self.samples.iter().filter(is_decided).map(|s| s.answered).collect();
         let recent = &decided[decided.len().saturating_sub(WINDOW)..];
-        let is_lossy = self.burst.is_some() && self.is_lossy(recent);
+        let is_lossy = self.burst.is_some() && self.is_lossy(recent, now);
         self.loss = match self.loss {
             _ if !is_lossy => None,
             // Often enough for somebody who watches it.
@@ -282,7 +293,7 @@ impl ProbeLog {
         };
     }
 
-    fn is_lossy(&self, recent: &[bool]) -> bool {
+    fn is_lossy(&self, recent: &[bool], now: Instant) -> bool {
         let lost = recent.iter().filter(|answered| !**answered).count();
         // Each begins behind an answer; the first sample may lie in the midst of one.
         let gaps = recent.windows(2).filter(|pair| pair[0] && !pair[1]).count()
@@ -290,17 +301,26 @@ impl ProbeLog {
         let least = if self.busy { MIN_BUSY_LOSS } else { MIN_LOSS };
         // Chance alone does not end it.
         let least = if self.loss.is_some() { least / 2 } else { least };
+        let is_answered = lost < recent.len() && (gaps >= MIN_GAPS || self.loss.is_some());
         recent.len() >= MIN_DECIDED
-            && gaps >= MIN_GAPS
-            && lost < recent.len()
+            && (is_answered || self.is_mostly_lost(now))
             && lost * 100 >= recent.len() * least
+    }
+
+    /// Nothing is answered, and packets of the peer arrive.
+    fn is_mostly_lost(&self, now: Instant) -> bool {
+        let is_past = |at: Instant, time| now.saturating_duration_since(at) >= time;
+        let is_long = self.unanswered.is_some_and(|probes| is_past(probes.first, MIN_LOSS_TIME));
+        let is_there = self.last_received.is_some_and(|at| !is_past(at, IS_THERE));
+        is_there && (is_long || self.loss.is_some())
     }
 }
 
 /// In steps of ten percent, and no step back and forth for chance alone.
 fn rounded(decided: &[bool], before: Option<u8>) -> u8 {
     let lost = decided.iter().filter(|answered| !**answered).count();
-    let percent = u8::try_from(lost * 100 / decided.len().max(1)).unwrap_or(100);
+    // Of all, nothing would arrive.
+    let percent = u8::try_from(lost * 100 / decided.len().max(1)).unwrap_or(100).min(94);
     match before {
         Some(before) if percent.abs_diff(before) < 10 => before,
         Some(_) | None => ((percent + 5) / 10 * 10).max(10),

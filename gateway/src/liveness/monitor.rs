@@ -565,9 +565,9 @@ impl Peering {
         }
         let traffic = self.running.traffic();
         let current = (self.machine.value(), traffic);
-        let refused_ipv6 = self.diagnosis.refuses_ipv6();
+        let shown = self.diagnosis.shown_to_peer();
         let faults = self.diagnosis.update(&self.running, current, now).to_vec();
-        if self.diagnosis.refuses_ipv6() != refused_ipv6 {
+        if self.diagnosis.shown_to_peer() != shown {
             self.hurry(now);
         }
         let loss_percent = self.diagnosis.loss_percent();

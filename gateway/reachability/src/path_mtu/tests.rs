@@ -102,6 +102,32 @@ fn loss_and_long_queues_change_nothing() {
     }
 }
 
+/// Of probes and of answers, so that up to 99 % of round trips fail.
+#[test]
+fn heavy_loss_changes_nothing() {
+    let mut smaller = 0;
+    for (loss_percent, seed) in [20, 40, 50, 60, 70, 80, 90, 95]
+        .into_iter()
+        .flat_map(|loss| (0..20).map(move |seed| (loss, seed)))
+    {
+        let mut sim = Sim::new(1500, 1500);
+        sim.busy = seed % 2 == 0;
+        sim.run(5 * SECOND);
+        sim.random = seed * 7919 + 1;
+        sim.loss_percent = loss_percent;
+        for _ in 0..300 {
+            sim.path.handle_life(None, sim.now);
+            sim.run(Duration::from_millis(100));
+            smaller += u32::from(sim.path.found() != Some(1500));
+        }
+        sim.loss_percent = 0;
+        sim.path.handle_life(None, sim.now);
+        sim.run(15 * SECOND);
+        assert_eq!(sim.path.found(), Some(1500));
+    }
+    assert!(smaller <= 48, "for {smaller} of 48,000 tenths of a second");
+}
+
 #[test]
 fn a_cut_is_no_smaller_path_and_costs_nothing() {
     let mut sim = Sim::new(9000, 1500);

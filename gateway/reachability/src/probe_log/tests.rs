@@ -14,6 +14,8 @@ struct Sim {
     sent: Vec<Instant>,
     /// Between two trains.
     interval: Duration,
+    /// Packets of pods arrive.
+    receives: bool,
 }
 
 impl Sim {
@@ -26,6 +28,7 @@ impl Sim {
             stamp: 0,
             sent: Vec::new(),
             interval: 2000 * MS,
+            receives: false,
         }
     }
 
@@ -47,6 +50,7 @@ impl Sim {
     fn run_from(&mut self, mut train_at: Instant, time: Duration, is_lost: impl Fn(i128) -> bool) {
         let end = self.now + time;
         while self.now < end {
+            self.log.set_received(self.receives.then_some(self.now));
             if self.now >= train_at {
                 let count = if self.log.is_bursting() { 1 } else { TRAIN };
                 (0..count).for_each(|_| self.send(&is_lost));
@@ -85,6 +89,22 @@ fn forty_percent_loss_shows_in_a_second_and_clears() {
     sim.run(2500 * MS, |_| false);
     assert_eq!(sim.log.loss_percent(), None);
     assert!(!sim.log.is_bursting());
+}
+
+/// A probe in a hundred is answered, or none, and packets of pods arrive.
+#[test]
+fn loss_of_nearly_all_probes_shows_and_stays() {
+    for (every, receives) in [(100, true), (i128::MAX, true), (i128::MAX, false)] {
+        let mut sim = Sim { receives, ..Sim::new() };
+        sim.run(1900 * MS, |_| false);
+        let is_lost = |stamp: i128| stamp % every != 0;
+        sim.run(2700 * MS, is_lost);
+        for _ in 0..3000 {
+            let train_at = sim.now + 2000 * MS;
+            sim.run_from(train_at, 10 * MS, is_lost);
+            assert_eq!(sim.log.loss_percent(), receives.then_some(90), "{:?}", sim.log);
+        }
+    }
 }
 
 /// Number of 1,000 random losses of 40 % that are not named within this time of the first train that

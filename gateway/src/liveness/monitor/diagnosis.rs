@@ -24,7 +24,7 @@ const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
 
 /// Time for which a replica that has handed the tunnel over carries packets, at most.
 const HAND_OVER: Duration = Duration::from_secs(10);
-/// Time for replicas to find out which has the tunnel, and longer than one packet makes a duplicate.
+/// Time for replicas to find out which has the tunnel.
 const CONTEST: Duration = Duration::from_secs(3);
 
 /// Time after which a peer is silent. A gateway whose session another one with the same key has taken sends
@@ -124,6 +124,11 @@ impl Diagnosis {
     /// True if the tunnel is too small for IPv6, which is refused.
     pub(super) fn refuses_ipv6(&self) -> bool {
         self.faults.iter().any(|of| of.fault.reason == Reason::TooSmallForIpv6)
+    }
+
+    /// Part of a probe that the next one shows at once if it changes.
+    pub(super) fn shown_to_peer(&self) -> (bool, bool) {
+        (self.refuses_ipv6(), self.duplicate().is_some())
     }
 
     /// True while another replica may carry packets, too: two gateways have one key.
@@ -270,9 +275,10 @@ impl Diagnosis {
     /// Time at which a fault begins without any event.
     pub(super) fn due(&self) -> Option<Instant> {
         let is_known = self.faults.iter().any(|of| of.fault.reason == Reason::SupersededKeys);
-        self.superseded_since
-            .filter(|_| !is_known)
-            .map(|since| since + gateway_health::ROTATION_TIME)
+        let superseded = self.superseded_since.filter(|_| !is_known);
+        let superseded = superseded.map(|since| since + gateway_health::ROTATION_TIME);
+        let duplicate = self.duplicate_since.filter(|_| !self.is_certain);
+        superseded.into_iter().chain(duplicate.map(|since| since + CONTEST)).min()
     }
 
     /// The faults as of now.
@@ -283,6 +289,7 @@ impl Diagnosis {
         now: Instant,
     ) -> &[TimedFault] {
         self.last_received = traffic.last_authentic;
+        self.log.set_received(traffic.last_authentic);
         if value != ConnectionValue::Connected {
             self.log.pause();
             self.peer_loss = None;
@@ -413,6 +420,8 @@ mod tests {
         let mut of_replica = reporting(None);
         of_replica.weft.as_mut().unwrap().has_replicas = true;
         diagnosis.handle_message(&of_replica, now);
+        diagnosis.note_duplicate(now);
+        assert_eq!(diagnosis.due(), Some(now + Duration::from_secs(3)));
         for (later, expected) in [(0, None), (2, None), (3, Some(endpoints))] {
             diagnosis.note_duplicate(now + Duration::from_secs(later));
             assert_eq!(diagnosis.duplicate(), expected, "after {later} s");
