@@ -52,6 +52,9 @@ pub(crate) fn compile(
         compiler.add_peering(peering);
     }
     compiler.add_refused(refused);
+    let conflicting =
+        config.refused.iter().filter(|prefix| is_conflict(config, host_state, prefix));
+    compiler.out.firewall.conflicts.extend(conflicting);
     compiler.add_internal();
     compiler.add_own();
     compiler.note_missing();
@@ -59,16 +62,25 @@ pub(crate) fn compile(
     compiler.out
 }
 
-/// Returns whether a prefix may be refused apart from peerings: no peering has it, and it takes
-/// nothing from the node.
+/// True for a prefix that may be refused apart from peerings: no peering has it, and it takes nothing from the node.
 pub(crate) fn is_refusable(
     config: &ParsedConfig<'_>,
     host_state: &HostState,
     prefix: &Cidr,
 ) -> bool {
     let compiler = Compiler { config, host_state, out: Compiled::default() };
-    let is_of_peer = config.peers().any(|peer| peer.overlaps(prefix));
-    !is_of_peer && compiler.pods_in(prefix).is_none() && compiler.underlay_in(prefix).is_none()
+    compiler.is_departed(prefix) && compiler.underlay_in(prefix).is_none()
+}
+
+/// True for a prefix without a peering that the overlay runs on: it is refused to pods alone, as it was with its
+/// peering.
+pub(crate) fn is_conflict(
+    config: &ParsedConfig<'_>,
+    host_state: &HostState,
+    prefix: &Cidr,
+) -> bool {
+    let compiler = Compiler { config, host_state, out: Compiled::default() };
+    compiler.is_departed(prefix) && compiler.underlay_in(prefix).is_some()
 }
 
 struct Compiler<'a> {
@@ -236,24 +248,35 @@ impl<'a> Compiler<'a> {
             }
             usable.push(*prefix);
             for (network, dev) in self.leave_own_networks(prefix) {
-                if network.len() <= prefix.len() {
-                    let cause = format!(
-                        "the peer's prefix {prefix} lies in the node's own network {network} on {dev}"
-                    );
-                    self.conflict(peer, *prefix, &cause);
-                    continue;
-                }
-                self.problem(format!(
-                    "peer {peer}: prefix {prefix} has the node's own network {network} on {dev} in it: the peer's \
-                     pods with these addresses are not reached from here, nor that network by this node's pods; \
-                     give that network another address, or the peer another prefix"
-                ));
+                self.note_own_network(peer, *prefix, network, dev);
             }
         }
         usable
     }
 
-    /// Notes that nothing passes between this node's pods and a prefix.
+    /// A network that no route leads to, as while its device is down, takes nothing.
+    fn note_own_network(&mut self, peer: &str, prefix: Cidr, network: Cidr, dev: &str) {
+        let Some(taken) = network.and(&prefix) else { return };
+        if !self.host_state.has_route_in(&taken) {
+            return;
+        }
+        if taken == prefix {
+            let cause = format!(
+                "the peer's prefix {prefix} lies in the node's own network {network} on {dev}"
+            );
+            return self.conflict(peer, prefix, &cause);
+        }
+        let cause = format!(
+            "the peer's prefix {prefix} has the node's own network {network} on {dev} in it"
+        );
+        let remedy = format!(
+            "{}or give that network another address, or the peer another prefix",
+            Diversion::WORDS
+        );
+        self.divert(peer, taken, &cause, &remedy);
+    }
+
+    /// Notes that nothing passes between this node's pods and a whole prefix.
     fn conflict(&mut self, peer: &str, prefix: Cidr, cause: &str) {
         let remedy = format!(
             "{}reserve {prefix} once it is not refused any more (a Network with the labels {}: reserved and \
@@ -262,11 +285,16 @@ impl<'a> Compiler<'a> {
             labels::NETWORK_TYPE,
             labels::NETWORK_NOT_REMAPPED
         );
+        self.divert(peer, prefix, cause, &remedy);
+    }
+
+    fn divert(&mut self, peer: &str, taken: Cidr, cause: &str, remedy: &str) {
         let problem = format!(
-            "peer {peer}: nothing passes between this node's pods and {prefix}: {cause}; {remedy}"
+            "peer {peer}: nothing passes between this node's pods and {taken}: {cause}; {remedy}"
         );
-        let (cause, prefixes) = (Some(cause.to_owned()), vec![prefix]);
-        self.out.conflicts.push(Foreign { problem, removal: remedy, cause, prefixes });
+        let (cause, prefixes) = (Some(cause.to_owned()), vec![taken]);
+        let removal = remedy.to_owned();
+        self.out.conflicts.push(Foreign { problem, removal, cause, prefixes });
     }
 
     /// Leaves the node its own networks within a prefix, or the part of one that is a prefix, which may have come after
@@ -287,6 +315,11 @@ impl<'a> Compiler<'a> {
             });
         }
         own
+    }
+
+    fn is_departed(&self, prefix: &Cidr) -> bool {
+        let is_of_peer = self.config.peers().any(|peer| peer.overlaps(prefix));
+        !is_of_peer && self.pods_in(prefix).is_none()
     }
 
     /// Description of what the overlay runs on that a route to this prefix would take packets from.

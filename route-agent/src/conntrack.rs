@@ -8,7 +8,7 @@ use netplan::Firewall;
 /// our table was missing, and since NAT looks at a connection's first packet only, it would stay
 /// broken for good.
 pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
-    if takes_vxlan(firewall, flow) {
+    if takes_vxlan(firewall, flow) || is_of_conflict(firewall, flow) {
         return true;
     }
     let to = flow.reply.source;
@@ -32,6 +32,12 @@ fn takes_vxlan(firewall: &Firewall, flow: &Flow) -> bool {
         false => !firewall.vxlan_sources.contains(&source),
     };
     is_changed && reply.contains(&VXLAN_PORT)
+}
+
+/// True for a connection that a peer may have opened before its prefix took addresses of the node's networks: answers
+/// pass, and would leave in clear. Those of hosts of such a network are tracked again by their next packet.
+fn is_of_conflict(firewall: &Firewall, flow: &Flow) -> bool {
+    firewall.conflicts.iter().any(|prefix| prefix.contains(flow.original.source))
 }
 
 /// `None` if there is no address to give it.

@@ -64,6 +64,15 @@ impl HostState {
         })
     }
 
+    /// True if a route leads into this network, other than a default one: a node has one to each network of its own, but
+    /// to its own addresses alone.
+    pub(crate) fn has_route_in(&self, network: &Cidr) -> bool {
+        let is_own_address = network.len() == if network.is_ipv4() { 32 } else { 128 };
+        let mut specific =
+            self.routes.iter().filter(|r| r.table == MAIN_TABLE && !r.to.is_everything());
+        is_own_address || specific.any(|route| route.to.overlaps(network))
+    }
+
     /// The device that has this address.
     pub(crate) fn device_of(&self, address: IpAddr) -> Option<&str> {
         self.addresses.iter().find(|a| a.address == address).map(|a| a.dev.as_str())

@@ -1,12 +1,12 @@
 //! Prefixes that no tunnel leads to any more stay refused until nobody sends to them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
@@ -15,7 +15,7 @@ use netlink::{Handle, NetlinkError, Netns};
 use netplan::{Family, Firewall, NextHop, Refusal, RouteKey, RuleAction, State, names};
 
 use crate::apply::Applied;
-use crate::compile::is_refusable;
+use crate::compile::{is_conflict, is_refusable};
 use crate::host_state::HostState;
 use crate::parsed_config::ParsedConfig;
 
@@ -45,6 +45,9 @@ pub(crate) struct Refuser {
     /// The table as last read or written.
     table: Refusal,
     quiet: Duration,
+    /// Prefixes of the config that the overlay runs on, and when they were first seen: the firewall drops pods' packets
+    /// there, and nothing counts those.
+    conflicts: BTreeMap<Cidr, Instant>,
     /// Uid and content of the config whose missing prefixes are refused. Its generation alone does
     /// not show a change of records.
     settled: Option<(Option<String>, NodeConfigSpec)>,
@@ -60,7 +63,8 @@ impl Refuser {
     /// Time between two looks at who sends; `None` while nothing is refused.
     pub(crate) fn period(&self) -> Option<Duration> {
         let most = Duration::from_secs(30);
-        (!self.table.prefixes.is_empty()).then(|| most.min(self.quiet / 4))
+        let has_any = !self.table.prefixes.is_empty() || !self.conflicts.is_empty();
+        has_any.then(|| most.min(self.quiet / 4))
     }
 
     /// Refuses what the config wants refused, and what the kernel has and the config no longer
@@ -74,6 +78,11 @@ impl Refuser {
         let netns = handle.netns();
         self.quiet = config.spec.quiet_after();
         let before = std::mem::replace(&mut self.table, observe(netns)?);
+        let conflict = |prefix: &Cidr| is_conflict(config, host_state, prefix);
+        let first_seen = |prefix| (prefix, self.conflicts.get(&prefix).copied());
+        let conflicts = config.refused.iter().copied().filter(conflict).map(first_seen);
+        self.conflicts =
+            conflicts.map(|(p, since)| (p, since.unwrap_or_else(Instant::now))).collect();
         let refusable = |prefix: &Cidr| is_refusable(config, host_state, prefix);
         let wanted: BTreeSet<Cidr> =
             config.refused.iter().filter(|p| refusable(p)).copied().collect();
@@ -162,9 +171,12 @@ impl Refuser {
     /// Traffic to refused prefixes, among them `named`, those of the config.
     pub(crate) fn report(&self, named: &BTreeSet<Cidr>) -> Vec<RefusedTraffic> {
         let all = named | &self.table.prefixes;
+        let is_new = |prefix: &Cidr| {
+            self.conflicts.get(prefix).is_some_and(|since| since.elapsed() < self.quiet)
+        };
         let traffic = |prefix: Cidr| RefusedTraffic {
             prefix: prefix.to_string(),
-            quiet: !self.table.is_held(&prefix),
+            quiet: !self.table.is_held(&prefix) && !is_new(&prefix),
             senders: self.table.senders_to(&prefix).into_iter().take(MAX_REPORTED).collect(),
         };
         all.into_iter().map(traffic).collect()

@@ -56,12 +56,8 @@ pub async fn find(
         let mut tables = Tables::new();
         for table in wanted {
             let mut routes = handle.table_routes(family, table).await?;
-            // Addresses of the node's own networks, which have a problem of their own.
-            let is_own = |route: &ForeignRoute| {
-                let mut own = firewall.own_networks.iter();
-                own.any(|own| own.len() <= route.to.len() && own.contains(route.to.address()))
-            };
-            routes.retain(|route| table != LOCAL_TABLE || !is_own(route));
+            // Those of the node's own addresses: its networks within a prefix are named as such.
+            routes.retain(|route| table != LOCAL_TABLE || route.protocol != KERNEL);
             tables.insert(table, routes);
         }
         for (rule, from_peers) in candidates {
@@ -85,6 +81,9 @@ pub async fn find(
     }
     Ok(found)
 }
+
+/// Protocol of routes that the kernel makes by itself (`RTPROT_KERNEL`).
+const KERNEL: u8 = 2;
 
 type Tables = BTreeMap<u32, Vec<ForeignRoute>>;
 

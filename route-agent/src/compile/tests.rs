@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, NodePeering, RefusedPrefix};
+use netlink::ForeignRoute;
 use netplan::{Address, plan};
 
 use super::*;
@@ -137,6 +138,17 @@ fn prefix_in_a_network_of_the_node_is_reported() {
     let mut host_state = host_state();
     let address = Address { address: "10.201.0.1".parse().unwrap(), len: 8, dev: "br9".to_owned() };
     host_state.addresses.push(address);
+    let compiled = compile(&config(vec![peering()]), &host_state);
+    assert!(compiled.conflicts.is_empty(), "no route leads there");
+    host_state.routes.push(ForeignRoute {
+        table: MAIN_TABLE,
+        to: cidr("10.0.0.0/8"),
+        metric: 0,
+        kind: "",
+        gateway: None,
+        dev: Some("br9".to_owned()),
+        protocol: 2,
+    });
     let compiled = compile(&config(vec![peering()]), &host_state);
     let [conflict] = &*compiled.conflicts else { panic!("{:?}", compiled.conflicts) };
     assert_eq!(conflict.prefixes, [cidr("10.201.0.0/16")]);

@@ -1,7 +1,7 @@
 //! Packets to peers that are gone are refused.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,6 +51,52 @@ fn departed_prefix_is_refused_until_quiet() {
     eventually("all is gone", SOON, || {
         !is_refusing(&world) && !sh(&world.node, "ip route show table 18952").contains("10.201")
     });
+}
+
+/// As on a node whose network grows over the peer's prefix: answers to the peer's connections do not leave either, nor
+/// anything for a while after the peering.
+#[test]
+fn conflict_lets_nothing_out_and_outlives_its_peering() {
+    let world = World::running(config());
+    let peer = SocketAddr::new(PEER.parse().unwrap(), 0);
+    let peer = world.gw.run(|| UdpSocket::bind(peer)).unwrap().unwrap();
+    let pod = world.pod.run(|| UdpSocket::bind("10.200.1.2:0")).unwrap().unwrap();
+    peer.connect(pod.local_addr().unwrap()).unwrap();
+    peer.send(b"x").unwrap();
+    pod.set_read_timeout(Some(SOON)).unwrap();
+    let (_, from) = pod.recv_from(&mut [0; 8]).unwrap();
+    pod.connect(from).unwrap();
+    sh(&world.node, "ip route replace default via 192.0.2.7");
+    sh(
+        &world.node,
+        "nft 'table ip count { chain c { type filter hook postrouting priority 200; \
+                     oifname eth0 ip daddr 10.201.0.0/16 counter; }; }'",
+    );
+    let left = || {
+        for _ in 0..5 {
+            pod.send(b"x").unwrap();
+        }
+        sh(&world.node, "nft list table ip count | grep -o 'packets [0-9]*'")
+    };
+    let covered = |config: NodeConfigSpec| {
+        let underlay = [&*config.underlay, &[[10, 201, 255, 9].into()]].concat();
+        NodeConfigSpec { underlay, ..config }
+    };
+    world.configure(covered(config()));
+    assert!(world.settle()[0].contains("the address 10.201.255.9, which the overlay runs on"));
+    assert_eq!(left(), "packets 0\n", "answers to the peer");
+    let refused = vec![RefusedPrefix {
+        peer_cluster_id: "milan".to_owned(),
+        prefix: "10.201.0.0/16".to_owned(),
+    }];
+    world.reconfigure(covered(NodeConfigSpec { refused, ..without_peering(2) }));
+    assert_eq!(left(), "packets 0\n", "without the peering");
+    let is_quiet =
+        |is: bool| world.refused().iter().any(|r| r.prefix == "10.201.0.0/16" && r.quiet == is);
+    assert!(is_quiet(false), "{:?}", world.refused());
+    eventually("its time is over", SOON, || is_quiet(true));
+    world.reconfigure(covered(without_peering(2)));
+    assert_eq!(left(), "packets 5\n", "they are the node's network's again");
 }
 
 #[test]
