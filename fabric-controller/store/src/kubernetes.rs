@@ -21,6 +21,7 @@ use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot, decode};
 use futures::future::{join_all, try_join_all};
 use kube::api::{DeleteParams, DynamicObject};
 
+pub(crate) use self::status::YieldsTo;
 pub(crate) use self::watch::Watch;
 
 use self::cache::{Cache, Part, is_ours};

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::args::StoreArgs;
 use crate::error::StoreError;
-use crate::kubernetes::Kubernetes;
+use crate::kubernetes::{Kubernetes, YieldsTo};
 use crate::watch::{self, Watch};
 use crate::write_count::count;
 
@@ -227,7 +227,7 @@ impl Store {
     /// Replaces the status of an object read from the store, and of a Configuration `spec.local`.
     /// Writes nothing if nothing changed. True if it was written.
     pub async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
-        self.put_status_unless(object, |_| false).await
+        self.put_status_yielding(object, None).await
     }
 
     /// The same, but not over a version by another writer for which `yields_to` returns true:
@@ -237,9 +237,17 @@ impl Store {
         object: &Object,
         yields_to: impl Fn(&Object) -> bool + Sync,
     ) -> Result<bool, StoreError> {
+        self.put_status_yielding(object, Some(&yields_to)).await
+    }
+
+    async fn put_status_yielding(
+        &self,
+        object: &Object,
+        yields_to: Option<YieldsTo<'_>>,
+    ) -> Result<bool, StoreError> {
         let put = match &self.backend {
             Backend::Directory(store) => Ok(store.put_status(object)?),
-            Backend::Kubernetes(store) => store.put_status(object, &yields_to).await,
+            Backend::Kubernetes(store) => store.put_status(object, yields_to).await,
         };
         count(&self.metrics, object.kind(), &put, |written| *written);
         put

@@ -17,12 +17,15 @@ const TRIES: usize = 4;
 const UNDECLARED: &str = ".status.conditions: field not declared in schema";
 const WRITE_STATUS: &str = "write the status of";
 
+/// True of a version that is not written over.
+pub(crate) type YieldsTo<'a> = &'a (dyn Fn(&Object) -> bool + Sync);
+
 impl Kubernetes {
     /// Writes nothing over what `yields_to` returns true for.
     pub(crate) async fn put_status(
         &self,
         object: &Object,
-        yields_to: &(dyn Fn(&Object) -> bool + Sync),
+        yields_to: Option<YieldsTo<'_>>,
     ) -> Result<bool, StoreError> {
         check(object)?;
         let mut wrote = false;
@@ -60,10 +63,14 @@ impl Kubernetes {
     async fn put_part(
         &self,
         (object, what, want): (&Object, Part, Value),
-        yields_to: &(dyn Fn(&Object) -> bool + Sync),
+        yields_to: Option<YieldsTo<'_>>,
     ) -> Result<(), StoreError> {
         let reference = object.reference();
-        let mut known = self.cache().version(object);
+        // Another writer's version may have been observed, and not been looked at by who writes this one.
+        let mut known = match yields_to {
+            None => self.cache().version(object),
+            Some(_) => self.cache().version_written(object),
+        };
         let mut tries = 0;
         let written = loop {
             let version = match known.take() {
@@ -125,7 +132,7 @@ impl Kubernetes {
     async fn version_of(
         &self,
         object: &Object,
-        yields_to: &(dyn Fn(&Object) -> bool + Sync),
+        yields_to: Option<YieldsTo<'_>>,
     ) -> Result<String, StoreError> {
         let reference = object.reference();
         let found = self.server.requests().get(&target(&reference)).await;
@@ -136,7 +143,7 @@ impl Kubernetes {
         }
         let version = found.resource_version().unwrap_or_default();
         match intake::take(reference.kind, found) {
-            Ok(stored) if yields_to(&stored.object) => {
+            Ok(stored) if yields_to.is_some_and(|yields_to| yields_to(&stored.object)) => {
                 Err(StoreError::Overtaken { object: reference })
             }
             Ok(_) | Err(_) => Ok(version),

@@ -219,5 +219,8 @@ async fn status_of_a_later_writer_may_be_yielded_to() {
     let is_error = |stored: &Object| stored.reference() == error.reference() && *stored == error;
     let overtaken = store.put_status_unless(&connecting, is_error).await;
     assert!(matches!(overtaken, Err(StoreError::Overtaken { .. })), "{overtaken:?}");
+    store.list(Kind::Connection).await.unwrap();
+    let overtaken = store.put_status_unless(&connecting, is_error).await;
+    assert!(matches!(overtaken, Err(StoreError::Overtaken { .. })), "it knows the other's write");
     assert!(store.put_status_unless(&connecting, |_| false).await.unwrap());
 }
