@@ -81,6 +81,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let state_lock = lock::lock_state(&state);
     let _state_lock =
         state_lock.map_err(|error| lock::supervisor_of(&dir).map_or(error, Into::into))?;
+    rundir::claim(&dir, &state, &cluster_id)?;
     dir.create()?;
     let lock = lock::lock(&dir, "weft up")?;
     if let Err(error) = rundir::keep_node(&state, &node) {

@@ -34,7 +34,7 @@ pub(crate) enum Unreadable {
     NotAFile(&'static str),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Folder<T> {
     path: PathBuf,
     /// The one file that matters, if not all do.
@@ -42,7 +42,7 @@ pub(crate) struct Folder<T> {
     files: BTreeMap<String, Cached<T>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Cached<T> {
     stamp: Option<Stamp>,
     inode: u64,

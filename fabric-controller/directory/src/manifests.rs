@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use fabric_api::labels;
 use fabric_objects::{Kind, Object, ObjectRef, Problem};
 
 use crate::folder::{Folder, Parse, Unreadable};
@@ -42,7 +43,7 @@ struct Filling {
 }
 
 /// One file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Manifest {
     text: String,
     /// The last text that had nothing wrong with it.
@@ -67,6 +68,7 @@ impl Manifests {
     }
 
     pub(crate) fn refresh(&mut self) {
+        let before = self.cluster_id().map(|known| (known, self.folder.clone()));
         let unreadable = self.refresh_folder().err();
         self.unreadable = unreadable.map(|message| Problem {
             source: self.folder.path().display().to_string(),
@@ -74,6 +76,7 @@ impl Manifests {
             field: None,
             message,
         });
+        self.leave_other_cluster(before);
         self.remembered.clear();
         if self.unreadable.is_some() || self.filling.is_some() {
             let cached: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
@@ -91,6 +94,37 @@ impl Manifests {
             }
         }
         self.keep();
+    }
+
+    /// Keeps what was there if the folder is another cluster's by now: nodes and peers know this one by its ID.
+    fn leave_other_cluster(&mut self, before: Option<(String, Folder<Manifest>)>) {
+        let Some((known, folder)) = before else { return };
+        let Some(found) = self.cluster_id().filter(|found| *found != known) else { return };
+        let object =
+            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
+        let field = format!("data.{}", labels::CLUSTER_ID_KEY);
+        let place = self.locate(&object, &field);
+        self.unreadable = Some(Problem {
+            source: place.unwrap_or_else(|| self.folder.path().display().to_string()),
+            object: Some(object),
+            field: Some(field),
+            message: format!(
+                "found {found}; expected {known}, by which nodes and peers go on to know this cluster, and no change of \
+                 this folder is applied; to give it another name, take weft away first (`weft down`)"
+            ),
+        });
+        self.folder = folder;
+    }
+
+    fn cluster_id(&self) -> Option<String> {
+        let objects = self.folder.files().flat_map(|(_, manifest)| &manifest.objects);
+        let mut objects = objects.map(|located| &located.object);
+        objects.find_map(|object| {
+            let Object::ConfigMap(map) = object else { return None };
+            let names_cluster = object.name() == labels::CLUSTER_ID_CONFIGMAP
+                && object.namespace() == Some(labels::LIQO_NAMESPACE);
+            map.data.as_ref().filter(|_| names_cluster)?.get(labels::CLUSTER_ID_KEY).cloned()
+        })
     }
 
     /// Reads the folder, or returns why what was there stays. One without any file most likely is the place of a
@@ -249,7 +283,7 @@ impl Manifests {
     }
 }
 
-/// Returns true if a text holds the name of one of these objects, or all objects matter.
+/// Returns true if a text holds the name of one of these objects or of the cluster, or all objects matter.
 fn names_any(only: &[ObjectRef], text: &str) -> bool {
     let names = |object: &ObjectRef| {
         let namespace = object.namespace.as_deref().unwrap_or_default();
@@ -257,7 +291,7 @@ fn names_any(only: &[ObjectRef], text: &str) -> bool {
         let is_named = namespace == "default" || text.contains(namespace);
         text.contains(&object.name) && is_named
     };
-    only.is_empty() || only.iter().any(names)
+    only.is_empty() || only.iter().any(names) || text.contains(labels::CLUSTER_ID_CONFIGMAP)
 }
 
 impl Parse for Manifest {

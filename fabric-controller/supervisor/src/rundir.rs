@@ -15,6 +15,8 @@ use sha2::{Digest as _, Sha256};
 pub const REFUSAL_FILE: &str = "refusal.nft";
 /// File of the state directory with the name of the node that this host is.
 const NODE_FILE: &str = "node";
+/// The same with the ID of the cluster.
+const CLUSTER_FILE: &str = "cluster";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
 /// `/var/lib/weft/CLUSTER`, and `/var/lib/weft/agent-NODE` of a further host.
 pub const RUN_ROOT: &str = "/run/weft";
@@ -244,10 +246,42 @@ pub fn keep_node(state: &Path, node: &str) -> io::Result<()> {
     replace(&state.join(NODE_FILE), format!("{node}\n").as_bytes())
 }
 
+/// Fails if a run directory or a state directory is another cluster's, and notes in the latter whose it is.
+pub fn claim(dir: &RunDir, state: &Path, cluster: &ClusterId) -> anyhow::Result<()> {
+    let recorded = dir.record()?.and_then(|record| record.cluster_id);
+    let kept = fs::read_to_string(state.join(CLUSTER_FILE)).ok();
+    let kept = kept.map(|id| id.trim().to_owned());
+    for (path, option, removal, id) in [
+        (dir.path(), "--run-dir", "weft down", &recorded),
+        (state, "--state-dir", "weft down --purge", &kept),
+    ] {
+        let Some(other) = id.as_ref().filter(|id| *id != cluster.as_str()) else { continue };
+        let path = path.display();
+        bail!(
+            "{path} is of cluster {other}, and the manifests are of {cluster}: expected the manifests of {other}, or \
+             another directory ({option}); `{removal} {option} {path}` takes {other} away"
+        );
+    }
+    if kept.is_none() {
+        fs::create_dir_all(state)?;
+        replace(&state.join(CLUSTER_FILE), format!("{cluster}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
 /// Fails if there is anything that weft does not put into a state directory.
 pub fn check_state(path: &Path) -> anyhow::Result<()> {
-    const OURS: [&str; 8] =
-        ["ips", "last-good", "networks", NODE_FILE, "notes", REFUSAL_FILE, "secrets", "status"];
+    const OURS: [&str; 9] = [
+        CLUSTER_FILE,
+        "ips",
+        "last-good",
+        "networks",
+        NODE_FILE,
+        "notes",
+        REFUSAL_FILE,
+        "secrets",
+        "status",
+    ];
     let Some(other) = foreign(path, &OURS) else { return Ok(()) };
     bail!("{} is not a state directory of weft: it holds {other}", path.display())
 }

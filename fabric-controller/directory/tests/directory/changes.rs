@@ -141,6 +141,41 @@ async fn emptied_folder_keeps_objects_until_it_is_filled() {
 }
 
 #[tokio::test]
+async fn folder_of_another_cluster_changes_nothing() {
+    let place = Place::new();
+    let id = |id: &str| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: liqo-clusterid-configmap, namespace: liqo}}\n\
+             data: {{CLUSTER_ID: {id}}}\n"
+        )
+    };
+    place.write("cluster.yaml", &id("rome"));
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    fs::create_dir(place.path("other")).unwrap();
+    fs::write(place.path("other/cluster.yaml"), id("milan")).unwrap();
+    fs::write(place.path("other/b.yaml"), network("b", "10.2.0.0/16")).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
+    sync(&mut watch).await;
+    let swap = |from: &str, to: &str| {
+        fs::rename(place.path("manifests"), place.path(to)).unwrap();
+        fs::rename(place.path(from), place.path("manifests")).unwrap();
+    };
+    swap("other", "elsewhere");
+    // The folder was missing for a moment.
+    while let Event::Problems(problems) = next(&mut watch).await {
+        if lines(&problems).iter().any(|line| line.contains("found milan; expected rome")) {
+            break;
+        }
+    }
+    quiet(&mut watch).await;
+    swap("elsewhere", "other");
+    while !matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()) {}
+    quiet(&mut watch).await;
+    place.replace("a.yaml", &network("a", "10.3.0.0/16"));
+    assert_eq!(cidr_of(&applied(next(&mut watch).await)), "10.3.0.0/16");
+}
+
+#[tokio::test]
 async fn folder_that_fills_after_a_start_loses_nothing() {
     let place = Place::new();
     let texts = [("a.yaml", network("a", "10.1.0.0/16")), ("b.yaml", network("b", "10.2.0.0/16"))];
