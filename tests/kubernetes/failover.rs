@@ -28,8 +28,8 @@ const CUT_OFF: Duration = Duration::from_secs(10);
 const UNTOUCHED: Duration = Duration::from_millis(200);
 /// Time until an address is granted without a node. Services lead to what was on it until Kubernetes has given it up.
 const GRANTED: Duration = Duration::from_secs(30);
-/// Time in which a fault is shown.
-const SHOWN: Duration = Duration::from_secs(3);
+/// Time in which a key shared by replicas is shown: three seconds, its detection, and a probe.
+const SHOWN: Duration = Duration::from_secs(8);
 /// Time for the outcome of an event to show in a stream.
 pub(crate) const AFTERWARDS: Duration = Duration::from_secs(3);
 

@@ -60,6 +60,28 @@ topologySpreadConstraints:
 {{- end }}
 
 {{/*
+Lets no drain take all replicas at once. Arguments: the root, the component, the number of replicas.
+*/}}
+{{- define "weft.budget" -}}
+{{- $ := index . 0 -}}
+{{- if gt (int (index . 2)) 1 }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: liqo-{{ index . 1 }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- include "weft.labels" (list $ (index . 1) (index . 1)) | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "weft.selector" (list $ (index . 1)) | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{/*
 Tolerations, and of a node that is lost for a few seconds only, unless they say otherwise. Argument: the tolerations.
 */}}
 {{- define "weft.tolerations" -}}
