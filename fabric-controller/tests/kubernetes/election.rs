@@ -151,15 +151,25 @@ fn stopped_controller_is_replaced_at_once() {
         let pod = cluster.get("pod", &tenant("bath"), pod)?;
         (pod["metadata"]["labels"][labels::ACTIVE] == active).then_some(())
     };
+    let uid = |pod: &str| {
+        let pod = cluster.get("pod", &tenant("bath"), pod).unwrap();
+        pod["metadata"]["uid"].clone()
+    };
+    let selects = |pod: &str| {
+        let service = cluster.get("service", &tenant("bath"), "gw-server")?;
+        (service["spec"]["selector"][labels::REPLICA] == uid(pod)).then_some(())
+    };
     cluster.until("a config", || cluster.get("gatewayconfig", &tenant("bath"), "server"));
     has_tunnel("10.200.1.30");
     cluster.until("the other pod has no tunnel", || is_labelled("b", "false"));
+    cluster.until("the Service leads to the one that has it", || selects("a"));
     kill(first, Signal::SIGSTOP).unwrap();
     let began = Instant::now();
     has_tunnel("10.200.2.30");
     cluster.until("it has the tunnel", || {
         is_labelled("a", "false").and_then(|()| is_labelled("b", "true"))
     });
+    cluster.until("the Service leads there", || selects("b"));
     // After that another one would work.
     assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
     held("first").expect("it has the Lease");
@@ -173,4 +183,13 @@ fn stopped_controller_is_replaced_at_once() {
     cluster.apply_all(&peering("wells"));
     cluster.apply(&client("wells"));
     cluster.until("a gateway", || cluster.get("deployment", &tenant("wells"), "gw-client"));
+
+    let mut changed = server("bath", &cluster_ip());
+    changed["spec"]["endpoint"]["port"] = json!(51999);
+    cluster.apply(&changed);
+    cluster.until("the Service has the other port", || {
+        let service = cluster.get("service", &tenant("bath"), "gw-server")?;
+        (service["spec"]["ports"][0]["port"] == 51999).then_some(())
+    });
+    assert!(selects("b").is_some(), "it leads where it did");
 }

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use fabric_api::fabric::{ActiveReplica, GatewayConfig};
 use fabric_api::labels;
-use fabric_kube_client::ApiServer;
 use fabric_kube_client::reflector::{Change, Reflector, Selection};
 use fabric_kube_client::requests::{Name, Requests, Target, name};
+use fabric_kube_client::{ApiError, ApiServer};
 use fabric_runtime::{chain, until};
-use futures::future::join_all;
+use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use kube::api::{ApiResource, NotUsed, Object};
@@ -27,11 +27,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::pods::{GatewayPod, Read, put};
+use super::writer::MAX_WRITES;
 
-/// Time until the retry of a write that failed, or that the watch has not reported.
+/// Time until the retry of a write that was refused, or that the watch has not reported.
 const RETRY: Duration = Duration::from_secs(5);
-/// Time until a config is read again that could not be read.
-const READ_RETRY: Duration = Duration::from_millis(500);
+/// The same of a request that was not answered.
+const RETRY_SOON: Duration = Duration::from_millis(500);
 /// Time that is left to the replica that works.
 const STANDBY_DELAY: Duration = Duration::from_millis(300);
 
@@ -79,7 +80,7 @@ struct ActiveLabels {
     active: ActiveReplicas,
     known: BTreeMap<Name, GatewayPod>,
     selections: BTreeMap<Name, Selecting>,
-    /// Changes made a moment ago, by uid of the object.
+    /// Changes tried a moment ago, by uid of the object, and when they may be tried again.
     written: BTreeMap<String, (Value, Instant)>,
 }
 
@@ -113,7 +114,7 @@ struct Due {
 }
 
 /// A Service selects a pod that is labelled as the active one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     LabelActive,
     Select,
@@ -129,7 +130,8 @@ impl ActiveLabels {
         let mut pods = Reflector::new(client.clone(), metrics.clone());
         pods.open((), Selection::all(ApiResource::erase::<Pod>(&())).labels(&of_gateways));
         let mut services = Reflector::new(client.clone(), metrics.clone());
-        services.open((), Selection::all(ApiResource::erase::<Service>(&())).labels(&of_gateways));
+        let of_weft = format!("{of_gateways},{}={}", labels::MANAGED_BY, labels::WEFT);
+        services.open((), Selection::all(ApiResource::erase::<Service>(&())).labels(&of_weft));
         Self {
             requests: Requests::new(client.clone(), labels::CONTROLLER_MANAGER),
             configs,
@@ -149,20 +151,21 @@ impl ActiveLabels {
     /// Writes what is wrong, and returns the time of the next retry.
     async fn write(&mut self) -> Option<Instant> {
         let unread = self.read_again().await;
-        let mut due = self.due();
-        self.written.retain(|uid, (body, at)| {
+        let due = self.due();
+        self.written.retain(|uid, (body, again)| {
             let is_wrong = due.iter().any(|due| due.uid == *uid && due.body == *body);
-            is_wrong && at.elapsed() < RETRY
+            is_wrong && Instant::now() < *again
         });
-        due.retain(|due| !unread.contains(&due.gateway) && !self.written.contains_key(&due.uid));
-        for step in [Step::LabelActive, Step::Select, Step::LabelOthers] {
-            let now = due.iter().filter(|due| due.step == step);
-            join_all(now.map(|due| write(&self.requests, due))).await;
+        let mut steps: BTreeMap<Name, Vec<Due>> = BTreeMap::new();
+        for due in due.into_iter().filter(|due| !unread.contains(&due.gateway)) {
+            steps.entry(due.gateway.clone()).or_default().push(due);
         }
-        let now = Instant::now();
-        self.written.extend(due.into_iter().map(|due| (due.uid, (due.body, now))));
-        let again = (!unread.is_empty()).then(|| now + READ_RETRY);
-        self.written.values().map(|(_, at)| *at + RETRY).chain(again).min()
+        let (requests, written) = (&self.requests, &self.written);
+        let writes = steps.into_values().map(|due| write_in_order(requests, due, written));
+        let done: Vec<_> = stream::iter(writes).buffer_unordered(MAX_WRITES).collect().await;
+        self.written.extend(done.into_iter().flatten());
+        let again = (!unread.is_empty()).then(|| Instant::now() + RETRY_SOON);
+        self.written.values().map(|(_, again)| *again).chain(again).min()
     }
 
     fn due(&self) -> Vec<Due> {
@@ -180,7 +183,8 @@ impl ActiveLabels {
             (gateway, requests.read::<ReadConfig>(&target).await)
         });
         let mut unread = BTreeSet::new();
-        for (gateway, config) in join_all(read).await {
+        let read: Vec<_> = stream::iter(read).buffer_unordered(MAX_WRITES).collect().await;
+        for (gateway, config) in read {
             match config {
                 Ok(config) => {
                     let active = config.as_ref().and_then(address_of_active);
@@ -196,15 +200,42 @@ impl ActiveLabels {
     }
 }
 
-async fn write(requests: &Requests, due: &Due) {
-    let Due { target, body, .. } = due;
-    match requests.merge_unread(target, body).await {
-        Ok(()) => tracing::info!(object = %target, change = %body, "follows the active replica"),
-        Err(error) => {
-            let error = chain(&error);
-            tracing::warn!(object = %target, error, "cannot be changed; the gateway's Service may lead elsewhere");
+/// Writes what is due for a gateway, up to the first step that fails, or that was written a moment ago and is not observed
+/// yet: a Service must not select a pod that is not labelled, nor a pod lose its label while it is selected. Returns
+/// what was tried, and when it may be tried again.
+async fn write_in_order(
+    requests: &Requests,
+    mut due: Vec<Due>,
+    written: &BTreeMap<String, (Value, Instant)>,
+) -> Vec<(String, (Value, Instant))> {
+    due.sort_by_key(|due| due.step);
+    let mut tried = Vec::new();
+    for Due { target, uid, body, .. } in due {
+        if written.contains_key(&uid) {
+            break;
+        }
+        let result = requests.merge_unread(&target, &body).await;
+        let pause = match &result {
+            Ok(()) => RETRY,
+            Err(ApiError::Refused { code: 400..429, .. }) => RETRY,
+            Err(_) => RETRY_SOON,
+        };
+        match &result {
+            Ok(()) => {
+                tracing::info!(object = %target, change = %body, "follows the active replica")
+            }
+            Err(error) => tracing::warn!(
+                object = %target,
+                error = chain(error),
+                "cannot be changed; the gateway's Service may lead elsewhere"
+            ),
+        }
+        tried.push((uid, (body, Instant::now() + pause)));
+        if result.is_err() {
+            break;
         }
     }
+    tried
 }
 
 /// Takes a change over, and returns true if there may be news in it.
@@ -234,7 +265,8 @@ fn address_of_active(config: &ReadConfig) -> Option<IpAddr> {
 impl Selecting {
     /// `None` for a Service of something else.
     fn of(service: &ReadService) -> Option<Self> {
-        let gateway = service.labels().get(labels::GATEWAY_NAME)?;
+        let has_selector = !service.spec.selector.is_empty();
+        let gateway = service.labels().get(labels::GATEWAY_NAME).filter(|_| has_selector)?;
         let name = name(&service.metadata);
         Some(Self {
             gateway: (name.0.clone(), gateway.clone()),
@@ -320,14 +352,17 @@ mod tests {
         let gateway = ("t".to_owned(), "server".to_owned());
         let active = active.map(|address| (gateway, address.parse().unwrap()));
         let pods = pods.iter().map(|pod| (("t".to_owned(), pod.name.clone()), pod.clone()));
-        let service: ReadService = serde_json::from_value(json!({"apiVersion": "v1", "kind": "Service",
+        let mut selector = BTreeMap::from([(labels::ACTIVE, "true")]);
+        selector.extend(selected.map(|uid| (labels::REPLICA, uid)));
+        let service: ReadService =
+            serde_json::from_value(json!({"apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "gw-server", "namespace": "t", "uid": "s",
                 "labels": {labels::GATEWAY_NAME: "server"}},
-            "spec": {"selector": selected.map(|uid| BTreeMap::from([(labels::REPLICA, uid)])).unwrap_or_default()}}))
-        .unwrap();
+            "spec": {"selector": selector}}))
+            .unwrap();
         let service = Selecting::of(&service);
         let mut due = due(&active.into_iter().collect(), &pods.collect(), service.iter());
-        due.sort_by_key(|due| due.step as u8);
+        due.sort_by_key(|due| due.step);
         let change = |due: &Due| match due.step {
             Step::Select => due.body["spec"]["selector"].clone(),
             Step::LabelActive | Step::LabelOthers => due.body["metadata"]["labels"].clone(),

@@ -64,6 +64,7 @@ pub(super) fn check_name(gateway: &PlannedGateway, rendered: &Rendered) -> Resul
 fn budget(metadata: ObjectMeta, deployment: &Deployment) -> PodDisruptionBudget {
     let spec = PodDisruptionBudgetSpec {
         max_unavailable: Some(IntOrString::Int(1)),
+        unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
         selector: Some(deployment.spec.selector.clone()),
         ..PodDisruptionBudgetSpec::default()
     };
@@ -173,7 +174,8 @@ mod tests {
         let budget = objects.iter().find(|object| object["kind"] == "PodDisruptionBudget").unwrap();
         assert_eq!(budget["metadata"]["name"], "gw-server");
         let deployment = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
-        let expected = json!({"maxUnavailable": 1, "selector": deployment["spec"]["selector"]});
+        let expected = json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": deployment["spec"]["selector"]});
         assert_eq!(budget["spec"], expected);
     }
 
