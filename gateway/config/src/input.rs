@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
@@ -11,6 +12,7 @@ use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tunnel::Tai64n;
 
@@ -19,6 +21,8 @@ use crate::published::Published;
 use crate::restart_cache::RestartCache;
 use crate::secret::private_key;
 
+/// Time until a key is read again that could not be read.
+const KEY_RETRY: Duration = Duration::from_secs(5);
 /// Clocks of nodes may differ by so much, in seconds.
 const EPOCH_SLACK: u64 = 3600;
 
@@ -89,6 +93,7 @@ pub async fn run(
         is_from_cache: false,
         is_listed: false,
         is_over: false,
+        key_due: None,
         input: Input::default(),
     };
     tokio::select! {
@@ -113,6 +118,8 @@ struct Follower {
     is_listed: bool,
     /// An API server reports that the config is gone. A directory may lose a file by mistake.
     is_over: bool,
+    /// Time of the next request for a key that could not be read.
+    key_due: Option<Instant>,
     input: Input,
 }
 
@@ -127,6 +134,10 @@ impl Follower {
                 event = self.watch.next() => self.take(event).await,
                 event = self.record_watch.next() => {
                     self.published.take_record(event) && self.join().await
+                }
+                // No event comes of a right that is back.
+                () = sleep_until(self.key_due.unwrap_or_else(Instant::now)), if self.key_due.is_some() => {
+                    self.read_key().await
                 }
             };
             self.follow_secret();
@@ -187,7 +198,7 @@ impl Follower {
             if self.input.take_config(config) {
                 is_changed = true;
                 self.input.remember(&self.store, &self.name).await;
-                self.input.read_key(&self.store, &self.name).await;
+                self.read_key().await;
             }
         }
         is_changed | self.finish_listing().await
@@ -202,7 +213,7 @@ impl Follower {
             return false;
         }
         if self.input.recall(&self.store, &self.name, lacks_config).await {
-            self.input.read_key(&self.store, &self.name).await;
+            self.read_key().await;
         }
         self.input.synced = !lacks_config || self.input.config.is_some();
         self.input.synced
@@ -234,6 +245,14 @@ impl Follower {
             | Object::FabricRecord(_)
             | Object::GatewayRecord(_) => false,
         }
+    }
+
+    /// True if there is something new.
+    async fn read_key(&mut self) -> bool {
+        let before = (self.input.key.clone(), self.input.key_problem.clone());
+        let is_read = self.input.read_key(&self.store, &self.name).await;
+        self.key_due = (!is_read).then(|| Instant::now() + KEY_RETRY);
+        before != (self.input.key.clone(), self.input.key_problem.clone())
     }
 
     /// Watches the config's Secret: RBAC permits that one, and no other.
@@ -379,18 +398,21 @@ impl Input {
         before != self.unreadable
     }
 
-    async fn read_key(&mut self, store: &Store, name: &ObjectRef) {
-        let Some(desired) = &self.desired else { return };
+    /// False if that failed.
+    async fn read_key(&mut self, store: &Store, name: &ObjectRef) -> bool {
+        let Some(desired) = &self.desired else { return true };
         let secret_name = desired.secret_name.clone();
         let namespace = name.namespace.as_deref().unwrap_or_default();
         match store.get(&ObjectRef::new(Kind::Secret, namespace, &secret_name)).await {
             Ok(object) => {
                 let secret = object.and_then(|object| Secret::try_from(object).ok());
                 self.set_key(&secret_name, secret.as_ref());
+                true
             }
             Err(error) => {
                 let error = anyhow::Error::new(error);
                 self.key_problem = Some(format!("cannot read Secret {secret_name}: {error:#}"));
+                false
             }
         }
     }

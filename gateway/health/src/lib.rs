@@ -426,7 +426,9 @@ impl Evidence<'_> {
     }
 
     fn loss(&self) -> Option<Fault> {
-        let percent = self.loss_percent?;
+        // The peer that receives none at all is another fault, which shows in a moment.
+        let is_cut = self.unreceived.is_some() && self.has_unanswered();
+        let percent = self.loss_percent.filter(|_| !is_cut)?;
         Some(Fault {
             reason: Reason::ProbeLoss,
             message: format!("{percent} % of probes to or from {} are lost", self.peer_name()),

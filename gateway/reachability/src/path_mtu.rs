@@ -47,8 +47,8 @@ const LOSSY_PAUSE: Duration = Duration::from_secs(3);
 const MIN_ANSWERS: usize = 3;
 /// Longest pause after searches that nothing came of, although the peer answers other probes.
 const MAX_PAUSE: Duration = Duration::from_secs(64);
-/// Probes whose answers are still of use: those of two rounds.
-const MAX_SENT: usize = 4 * (CANDIDATES as usize + 7);
+/// Probes whose answers are still of use: those of a round, and most of another.
+const MAX_SENT: usize = 8 * (CANDIDATES as usize + 7);
 
 /// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,8 @@ pub struct PathMtu {
     nonce: u32,
     /// Searches in a row that nothing came of.
     fruitless: u32,
+    /// The last one ended since smaller sizes were lost, too.
+    is_lossy: bool,
 }
 
 #[derive(Debug)]
@@ -134,6 +136,7 @@ impl PathMtu {
             sent: VecDeque::new(),
             nonce: 0,
             fruitless: 0,
+            is_lossy: false,
         };
         path.rest_if_small();
         path
@@ -184,6 +187,7 @@ impl PathMtu {
         let found = self.found.unwrap_or_default();
         match &mut self.phase {
             Phase::Idle => {}
+            Phase::Silent { until } if self.is_lossy && now < *until && size <= found => {}
             Phase::Silent { .. } => self.begin(size, self.limit, now),
             Phase::Search(search) => {
                 search.answered.insert(size);
@@ -284,6 +288,7 @@ impl PathMtu {
                     return self.give_up(now);
                 }
                 if has_gaps && search.tries >= MAX_TRIES {
+                    self.is_lossy = true;
                     self.phase = Phase::Silent { until: now + LOSSY_PAUSE };
                     return;
                 }
@@ -291,7 +296,8 @@ impl PathMtu {
                     search.step = Step::SendAgain(now);
                     return self.poll_search(now, sizes);
                 }
-                if search.is_doubted || search.answered.len() >= MIN_ANSWERS {
+                let answers = search.answered.intersection(&search.sizes).count();
+                if search.is_doubted || answers >= MIN_ANSWERS {
                     let too_large = search.sizes.iter().find(|size| **size > low);
                     search.high = too_large.map_or(low, |size| search.high.min(size - 1));
                 }
@@ -318,6 +324,7 @@ impl PathMtu {
         if low >= top {
             return self.settle(top, now);
         }
+        self.is_lossy = false;
         self.phase = Phase::Search(Search {
             low,
             high: top,

@@ -33,9 +33,10 @@ const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_UNANSWERED: u32 = 4;
 pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// The same without any answer, while packets of the peer arrive: most get lost, but not all.
-const MIN_LOSS_TIME: Duration = Duration::from_secs(2);
-/// Time since a packet of the peer within which it is there.
+const MIN_LOSS_TIME: Duration = Duration::from_millis(900);
+/// Time since a packet of the peer within which it is there: until that is a loss, and afterwards.
 const IS_THERE: Duration = Duration::from_secs(1);
+const WAS_THERE: Duration = Duration::from_secs(2);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -311,7 +312,8 @@ impl ProbeLog {
     fn is_mostly_lost(&self, now: Instant) -> bool {
         let is_past = |at: Instant, time| now.saturating_duration_since(at) >= time;
         let is_long = self.unanswered.is_some_and(|probes| is_past(probes.first, MIN_LOSS_TIME));
-        let is_there = self.last_received.is_some_and(|at| !is_past(at, IS_THERE));
+        let time = if self.loss.is_some() { WAS_THERE } else { IS_THERE };
+        let is_there = self.last_received.is_some_and(|at| !is_past(at, time));
         is_there && (is_long || self.loss.is_some())
     }
 }

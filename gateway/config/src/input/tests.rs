@@ -160,7 +160,7 @@ fn endpoints_are_restored_from_first_status_only() {
     input.take_config(second);
     let peer = Some("192.0.2.7:1000".parse().unwrap());
     let configured = input.desired.as_ref().unwrap().endpoint.clone();
-    let stamp = Tai64n::from_unix(std::time::Duration::new(9, 7));
+    let stamp = Tai64n::from_unix(Duration::new(9, 7));
     let edited = Endpoint { port: 8, ..configured.clone().unwrap() };
     assert!(input.remembered.is_edited(&edited));
     assert!(!input.remembered.is_edited(configured.as_ref().unwrap()));
