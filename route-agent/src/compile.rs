@@ -273,7 +273,7 @@ impl<'a> Compiler<'a> {
             "{}or give that network another address, or the peer another prefix",
             Diversion::WORDS
         );
-        self.divert(peer, taken, &cause, &remedy);
+        self.divert(peer, (prefix, taken), &cause, &remedy);
     }
 
     /// Notes that nothing passes between this node's pods and a whole prefix.
@@ -285,14 +285,15 @@ impl<'a> Compiler<'a> {
             labels::NETWORK_TYPE,
             labels::NETWORK_NOT_REMAPPED
         );
-        self.divert(peer, prefix, cause, &remedy);
+        self.divert(peer, (prefix, prefix), cause, &remedy);
     }
 
-    fn divert(&mut self, peer: &str, taken: Cidr, cause: &str, remedy: &str) {
+    /// Notes that a part of a peer's prefix is not reached.
+    fn divert(&mut self, peer: &str, (prefix, part): (Cidr, Cidr), cause: &str, remedy: &str) {
         let problem = format!(
-            "peer {peer}: nothing passes between this node's pods and {taken}: {cause}; {remedy}"
+            "peer {peer}: nothing passes between this node's pods and {part}: {cause}; {remedy}"
         );
-        let (cause, prefixes) = (Some(cause.to_owned()), vec![taken]);
+        let (cause, prefixes) = (Some(cause.to_owned()), vec![prefix]);
         let removal = remedy.to_owned();
         self.out.conflicts.push(Foreign { problem, removal, cause, prefixes });
     }

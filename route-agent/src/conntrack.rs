@@ -1,5 +1,7 @@
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use fabric_api::Cidr;
 use fabric_api::fabric::VXLAN_PORT;
 use netlink::conntrack::Flow;
 use netplan::Firewall;
@@ -8,7 +10,7 @@ use netplan::Firewall;
 /// our table was missing, and since NAT looks at a connection's first packet only, it would stay
 /// broken for good.
 pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
-    if takes_vxlan(firewall, flow) || is_of_conflict(firewall, flow) {
+    if takes_vxlan(firewall, flow) {
         return true;
     }
     let to = flow.reply.source;
@@ -34,10 +36,13 @@ fn takes_vxlan(firewall: &Firewall, flow: &Flow) -> bool {
     is_changed && reply.contains(&VXLAN_PORT)
 }
 
-/// True for a connection that a peer may have opened before its prefix took addresses of the node's networks: answers
-/// pass, and would leave in clear. Those of hosts of such a network are tracked again by their next packet.
-fn is_of_conflict(firewall: &Firewall, flow: &Flow) -> bool {
-    firewall.conflicts.iter().any(|prefix| prefix.contains(flow.original.source))
+/// True for a connection to a pod that a peer may have opened before its prefix took addresses of the node's networks:
+/// answers pass, and would leave in clear.
+pub(crate) fn is_of_conflict(conflicts: &BTreeSet<Cidr>, firewall: &Firewall, flow: &Flow) -> bool {
+    let to = flow.reply.source;
+    let is_to_pod = firewall.local_pods.iter().any(|pods| pods.contains(to))
+        || firewall.targets.values().any(|target| *target == to);
+    is_to_pod && conflicts.iter().any(|prefix| prefix.contains(flow.original.source))
 }
 
 /// `None` if there is no address to give it.

@@ -41,7 +41,7 @@ const AWAY: Duration = Duration::from_secs(60);
 /// Between two changes of the source port while a gateway is unreachable.
 const REOPEN: Duration = Duration::from_secs(5);
 /// Longest time from the end of an outage that this node had a part in until gateways have reported.
-const OUTAGE_END: Duration = Duration::from_secs(6);
+const OUTAGE_END: Duration = Duration::from_secs(12);
 /// Time without a reply after which a gateway is lost. A gateway that restarts is back before.
 const LOST: Duration = Duration::from_secs(3);
 

@@ -1,8 +1,12 @@
+use std::collections::BTreeSet;
+
+use fabric_api::Cidr;
+use netlink::conntrack::Flow;
 use netlink::nft::{self, NftError};
 use netlink::{Netns, conntrack as tracked};
 use netplan::{FIREWALL_TABLE, Firewall};
 
-use crate::conntrack::is_stale;
+use crate::conntrack::{is_of_conflict, is_stale};
 
 /// Our nftables table in the kernel, and what it was when we left it.
 #[derive(Debug, Default)]
@@ -43,11 +47,13 @@ impl Table {
             tracing::warn!("the firewall table was altered by another; installing it again");
         }
         let swept = intact.as_ref().is_some_and(|i| i.swept && same_nat(&i.firewall, want));
+        let known = intact.as_ref().filter(|i| i.swept).map(|i| i.firewall.conflicts.clone());
+        let new_conflicts = &want.conflicts - &known.unwrap_or_default();
         let table = if changed { install(netns, want)? } else { have };
         let firewall = want.clone();
         self.installed = table.map(|table| Installed { firewall, table, swept });
         if let Some(installed) = self.installed.as_mut().filter(|_| !swept) {
-            sweep(netns, want)?;
+            sweep(netns, want, &new_conflicts)?;
             installed.swept = true;
         }
         Ok(changed)
@@ -76,8 +82,9 @@ fn install(netns: &Netns, want: &Firewall) -> Result<Option<nft::Table>, TableEr
 }
 
 /// If it fails, it is tried again at the next look.
-fn sweep(netns: &Netns, want: &Firewall) -> Result<(), TableError> {
-    let deleted = tracked::delete_stale(netns, |flow| is_stale(want, flow));
+fn sweep(netns: &Netns, want: &Firewall, new_conflicts: &BTreeSet<Cidr>) -> Result<(), TableError> {
+    let is_gone = |flow: &Flow| is_stale(want, flow) || is_of_conflict(new_conflicts, want, flow);
+    let deleted = tracked::delete_stale(netns, is_gone);
     match deleted.map_err(TableError::Conntrack)? {
         0 => {}
         deleted => tracing::info!(deleted, "deleted stale tracked connections"),

@@ -107,7 +107,8 @@ pub fn note(noted: &mut Vec<Diversion>, found: &[Foreign]) {
     let before = std::mem::take(noted);
     for foreign in found.iter().filter(|foreign| !foreign.prefixes.is_empty()) {
         let removal = foreign.removal.clone();
-        let known = before.iter().find(|of| of.removal == removal).map(|of| of.since.clone());
+        let is_same = |of: &&Diversion| of.removal == removal && of.cause == foreign.cause;
+        let known = before.iter().find(is_same).map(|of| of.since.clone());
         let since = known.unwrap_or_else(|| format!("{:.3}", Timestamp::now()));
         let prefixes = foreign.prefixes.iter().map(ToString::to_string).collect();
         noted.push(Diversion { removal, cause: foreign.cause.clone(), prefixes, since });

@@ -209,7 +209,7 @@ fn own_network_in_a_prefix_takes_its_addresses_only() {
     eventually("it is a fault", std::time::Duration::from_secs(3), || {
         let diversions = world.status().map(|(_, status)| status.diversions).unwrap_or_default();
         world.problems() == [problem]
-            && diversions.iter().any(|of| of.prefixes == ["10.201.5.0/24"])
+            && diversions.iter().any(|of| of.prefixes == ["10.201.0.0/16"])
     });
     let way = |of: &str| sh(&world.node, &format!("ip route get {of}"));
     assert!(way("10.201.0.9").contains("via 10.80.0.7 dev weft4"), "{}", way("10.201.0.9"));
