@@ -81,11 +81,12 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let state_lock = lock::lock_state(&state);
     let _state_lock =
         state_lock.map_err(|error| lock::supervisor_of(&dir).map_or(error, Into::into))?;
-    rundir::claim(&dir, &state, &cluster_id)?;
+    rundir::check_cluster(&dir, &state, &cluster_id)?;
     dir.create()?;
     let lock = lock::lock(&dir, "weft up")?;
-    if let Err(error) = rundir::keep_node(&state, &node) {
-        say(&format!("cannot keep the node's name in {}: {error}", state.display()));
+    let kept = rundir::keep_node(&state, &node);
+    if let Err(error) = kept.and_then(|()| rundir::keep_cluster(&state, &cluster_id)) {
+        say(&format!("cannot keep the names of node and cluster in {}: {error}", state.display()));
     }
     let record = Record {
         cluster_id: Some(cluster_id.to_string()),

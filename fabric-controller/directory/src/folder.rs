@@ -34,7 +34,7 @@ pub(crate) enum Unreadable {
     NotAFile(&'static str),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Folder<T> {
     path: PathBuf,
     /// The one file that matters, if not all do.
@@ -42,7 +42,7 @@ pub(crate) struct Folder<T> {
     files: BTreeMap<String, Cached<T>>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Cached<T> {
     stamp: Option<Stamp>,
     inode: u64,
@@ -109,6 +109,20 @@ impl<T: Parse> Folder<T> {
             cached.stamp = stamp.filter(Stamp::is_trusted);
             cached.inode = inode;
         }
+    }
+
+    /// Those of these files that have changed since they were read, and their texts.
+    pub(crate) fn changed<'a>(
+        &'a self,
+        names: &'a [String],
+    ) -> impl Iterator<Item = (&'a str, String)> + 'a {
+        names.iter().filter_map(|name| {
+            let path = self.path.join(name);
+            let stamp = fs::metadata(&path).ok().map(|metadata| Stamp::of(&metadata))?;
+            let known = self.files.get(name).and_then(|cached| cached.stamp);
+            let is_changed = known != Some(stamp);
+            is_changed.then(|| read(&path).ok().map(|text| (name.as_str(), text))).flatten()
+        })
     }
 
     /// Names of the files that may be read.

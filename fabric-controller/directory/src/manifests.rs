@@ -24,7 +24,10 @@ pub(crate) struct Manifests {
     last_good: LastGood,
     /// The only objects that matter, unless all do: files without their names are not parsed.
     only: Vec<ObjectRef>,
+    /// Why what was there stays.
     unreadable: Option<Problem>,
+    /// ID of the cluster, once one was read.
+    cluster: Option<String>,
     /// The folder was read before: until then it may still be filling, as at the start of a host.
     was_read: bool,
     filling: Option<Filling>,
@@ -43,7 +46,7 @@ struct Filling {
 }
 
 /// One file.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Manifest {
     text: String,
     /// The last text that had nothing wrong with it.
@@ -62,21 +65,13 @@ impl Manifests {
     /// Manifests of all objects, or of these only.
     pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>, only: Vec<ObjectRef>) -> Self {
         let (folder, last_good) = (Folder::new(dir, None), LastGood::new(last_good));
-        let (unreadable, remembered) = (None, Vec::new());
+        let (unreadable, cluster, remembered) = (None, None, Vec::new());
         let (was_read, filling) = (false, None);
-        Self { folder, last_good, only, unreadable, was_read, filling, remembered }
+        Self { folder, last_good, only, unreadable, cluster, was_read, filling, remembered }
     }
 
     pub(crate) fn refresh(&mut self) {
-        let before = self.cluster_id().map(|known| (known, self.folder.clone()));
-        let unreadable = self.refresh_folder().err();
-        self.unreadable = unreadable.map(|message| Problem {
-            source: self.folder.path().display().to_string(),
-            object: None,
-            field: None,
-            message,
-        });
-        self.leave_other_cluster(before);
+        self.unreadable = self.refresh_folder().err();
         self.remembered.clear();
         if self.unreadable.is_some() || self.filling.is_some() {
             let cached: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
@@ -96,54 +91,66 @@ impl Manifests {
         self.keep();
     }
 
-    /// Keeps what was there if the folder is another cluster's by now: nodes and peers know this one by its ID.
-    fn leave_other_cluster(&mut self, before: Option<(String, Folder<Manifest>)>) {
-        let Some((known, folder)) = before else { return };
-        let Some(found) = self.cluster_id().filter(|found| *found != known) else { return };
-        let object =
-            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
-        let field = format!("data.{}", labels::CLUSTER_ID_KEY);
-        let place = self.locate(&object, &field);
-        self.unreadable = Some(Problem {
-            source: place.unwrap_or_else(|| self.folder.path().display().to_string()),
-            object: Some(object),
-            field: Some(field),
-            message: format!(
-                "found {found}; expected {known}, by which nodes and peers go on to know this cluster, and no change of \
-                 this folder is applied; to give it another name, take weft away first (`weft down`)"
-            ),
-        });
-        self.folder = folder;
-    }
-
-    fn cluster_id(&self) -> Option<String> {
-        let objects = self.folder.files().flat_map(|(_, manifest)| &manifest.objects);
-        let mut objects = objects.map(|located| &located.object);
-        objects.find_map(|object| {
-            let Object::ConfigMap(map) = object else { return None };
-            let names_cluster = object.name() == labels::CLUSTER_ID_CONFIGMAP
-                && object.namespace() == Some(labels::LIQO_NAMESPACE);
-            map.data.as_ref().filter(|_| names_cluster)?.get(labels::CLUSTER_ID_KEY).cloned()
-        })
-    }
-
     /// Reads the folder, or returns why what was there stays. One without any file most likely is the place of a
     /// file system that is not mounted, or about to be filled again.
-    fn refresh_folder(&mut self) -> Result<(), String> {
+    fn refresh_folder(&mut self) -> Result<(), Problem> {
+        let problem = |message: String| Problem {
+            source: self.folder.path().display().to_string(),
+            object: None,
+            field: None,
+            message,
+        };
         let names = self.folder.names();
         let names = names.map_err(|error| {
-            format!("cannot be read: {error}; expected a directory of manifests")
+            problem(format!("cannot be read: {error}; expected a directory of manifests"))
         })?;
         if names.is_empty() && !self.known().is_empty() {
-            return Err("holds no manifest any more, and what was there stays in use; expected the manifests, \
-                        or `weft down` to take the fabric away"
-                .to_owned());
+            return Err(problem(
+                "holds no manifest any more, and what was there stays in use; expected the manifests, or \
+                 `weft down` to take the fabric away"
+                    .to_owned(),
+            ));
         }
+        self.check_cluster(&names)?;
         self.filling = self.filling(&names);
         let (last_good, only) = (&self.last_good, &self.only);
         self.folder.refresh_if(names, self.filling.is_some(), |file, text| {
             names_any(only, text) || names_any(only, &last_good.text(file))
         });
+        Ok(())
+    }
+
+    /// Fails if the folder is another cluster's by now: nodes and peers know this one by its ID.
+    fn check_cluster(&mut self, names: &[String]) -> Result<(), Problem> {
+        if self.cluster.is_none() {
+            let files = self.last_good.files();
+            let id = |file: &String| cluster_id(&self.last_good.of(file)).map(|(_, id)| id);
+            self.cluster = files.iter().find_map(id);
+        }
+        for (file, text) in self.folder.changed(names) {
+            if !text.contains(labels::CLUSTER_ID_CONFIGMAP) {
+                continue;
+            }
+            let objects = parse::parse(file, &text).objects;
+            let Some((located, found)) = cluster_id(&objects) else { continue };
+            let known = self.cluster.get_or_insert_with(|| found.clone());
+            if *known == found {
+                continue;
+            }
+            let field = format!("data.{}", labels::CLUSTER_ID_KEY);
+            let message = format!(
+                "found {found}; expected {known}, by which nodes and peers go on to know this cluster, and no change of \
+                 this folder is applied; to give it another name, take weft away first (`weft down`)"
+            );
+            let place = place(file, &text, located, &field);
+            let source = place.unwrap_or_else(|| file.to_owned());
+            return Err(Problem {
+                source,
+                object: Some(cluster_map()),
+                field: Some(field),
+                message,
+            });
+        }
         Ok(())
     }
 
@@ -276,14 +283,29 @@ impl Manifests {
     pub(crate) fn locate(&self, object: &ObjectRef, field: &str) -> Option<String> {
         self.folder.files().find_map(|(file, manifest)| {
             let located = manifest.objects.iter().find(|l| l.object.reference() == *object)?;
-            let documents = parse::documents(&manifest.text);
-            let (start, text) = documents.iter().find(|(start, _)| *start == located.document)?;
-            Some(parse::place(file, *start, text, &parse::join(&located.path, field)))
+            place(file, &manifest.text, located, field)
         })
     }
 }
 
-/// Returns true if a text holds the name of one of these objects or of the cluster, or all objects matter.
+/// Position of an object's field in the text of a file.
+fn place(file: &str, text: &str, located: &Located, field: &str) -> Option<String> {
+    let documents = parse::documents(text);
+    let (start, text) = documents.iter().find(|(start, _)| *start == located.document)?;
+    Some(parse::place(file, *start, text, &parse::join(&located.path, field)))
+}
+
+fn cluster_map() -> ObjectRef {
+    ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP)
+}
+
+fn cluster_id(objects: &[Located]) -> Option<(&Located, String)> {
+    let located = objects.iter().find(|located| located.object.reference() == cluster_map())?;
+    let Object::ConfigMap(map) = &located.object else { return None };
+    Some((located, map.data.as_ref()?.get(labels::CLUSTER_ID_KEY)?.clone()))
+}
+
+/// Returns true if a text holds the name of one of these objects, or all objects matter.
 fn names_any(only: &[ObjectRef], text: &str) -> bool {
     let names = |object: &ObjectRef| {
         let namespace = object.namespace.as_deref().unwrap_or_default();
@@ -291,7 +313,7 @@ fn names_any(only: &[ObjectRef], text: &str) -> bool {
         let is_named = namespace == "default" || text.contains(namespace);
         text.contains(&object.name) && is_named
     };
-    only.is_empty() || only.iter().any(names) || text.contains(labels::CLUSTER_ID_CONFIGMAP)
+    only.is_empty() || only.iter().any(names)
 }
 
 impl Parse for Manifest {

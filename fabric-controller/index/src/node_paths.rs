@@ -194,7 +194,9 @@ fn add_drop_of_host(
 
 /// Cause and remedy of a drop on a host.
 fn drop_at(host: &str, drop: &PacketDrop) -> String {
-    format!("{}{SEPARATOR}on {host}, {}", drop.cause, drop.remedy)
+    // Comments of rules are in it.
+    let cause = drop.cause.replace(SEPARATOR, ", ");
+    format!("{cause}{SEPARATOR}on {host}, {}", drop.remedy)
 }
 
 /// Fault of the path between a node's pods and a peer that probes do not show: they are sent by the

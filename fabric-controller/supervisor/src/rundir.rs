@@ -246,11 +246,10 @@ pub fn keep_node(state: &Path, node: &str) -> io::Result<()> {
     replace(&state.join(NODE_FILE), format!("{node}\n").as_bytes())
 }
 
-/// Fails if a run directory or a state directory is another cluster's, and notes in the latter whose it is.
-pub fn claim(dir: &RunDir, state: &Path, cluster: &ClusterId) -> anyhow::Result<()> {
-    let recorded = dir.record()?.and_then(|record| record.cluster_id);
-    let kept = fs::read_to_string(state.join(CLUSTER_FILE)).ok();
-    let kept = kept.map(|id| id.trim().to_owned());
+/// Fails if a run directory or a state directory is another cluster's.
+pub fn check_cluster(dir: &RunDir, state: &Path, cluster: &ClusterId) -> anyhow::Result<()> {
+    let recorded = dir.record().ok().flatten().and_then(|record| record.cluster_id);
+    let kept = kept_cluster(state);
     for (path, option, removal, id) in [
         (dir.path(), "--run-dir", "weft down", &recorded),
         (state, "--state-dir", "weft down --purge", &kept),
@@ -262,11 +261,21 @@ pub fn claim(dir: &RunDir, state: &Path, cluster: &ClusterId) -> anyhow::Result<
              another directory ({option}); `{removal} {option} {path}` takes {other} away"
         );
     }
-    if kept.is_none() {
-        fs::create_dir_all(state)?;
-        replace(&state.join(CLUSTER_FILE), format!("{cluster}\n").as_bytes())?;
-    }
     Ok(())
+}
+
+fn kept_cluster(state: &Path) -> Option<String> {
+    let text = fs::read_to_string(state.join(CLUSTER_FILE)).ok()?;
+    Some(text.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+/// Keeps the cluster that a state directory is of.
+pub fn keep_cluster(state: &Path, cluster: &ClusterId) -> io::Result<()> {
+    if kept_cluster(state).is_some() {
+        return Ok(());
+    }
+    fs::create_dir_all(state)?;
+    replace(&state.join(CLUSTER_FILE), format!("{cluster}\n").as_bytes())
 }
 
 /// Fails if there is anything that weft does not put into a state directory.

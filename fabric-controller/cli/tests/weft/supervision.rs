@@ -216,12 +216,12 @@ fn directories_of_another_cluster_are_refused() {
     let (host, mut up) = running();
     let manifests = host.path("manifests");
     let file = manifests.join("cluster.yaml");
-    let text = std::fs::read_to_string(&file).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
     let refused = |option: &str| {
-        std::fs::write(&file, text.replace("rome", "milan")).unwrap();
+        fs::write(&file, text.replace("rome", "milan")).unwrap();
         let other = host.weft(&["up", "--manifests", manifests.to_str().unwrap()]);
         assert_eq!(other.status.code(), Some(1), "{}", stderr(&other));
-        std::fs::write(&file, &text).unwrap();
+        fs::write(&file, &text).unwrap();
         let said = stderr(&other);
         let expected = "is of cluster rome, and the manifests are of milan";
         assert!(said.contains(expected) && said.contains(option), "{said}");

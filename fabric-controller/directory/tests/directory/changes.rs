@@ -152,7 +152,7 @@ async fn folder_of_another_cluster_changes_nothing() {
     place.write("cluster.yaml", &id("rome"));
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     fs::create_dir(place.path("other")).unwrap();
-    fs::write(place.path("other/cluster.yaml"), id("milan")).unwrap();
+    fs::write(place.path("other/milan.yaml"), id("milan")).unwrap();
     fs::write(place.path("other/b.yaml"), network("b", "10.2.0.0/16")).unwrap();
     let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
@@ -167,6 +167,8 @@ async fn folder_of_another_cluster_changes_nothing() {
             break;
         }
     }
+    quiet(&mut watch).await;
+    place.write("c.yaml", &network("c", "10.4.0.0/16"));
     quiet(&mut watch).await;
     swap("elsewhere", "other");
     while !matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()) {}
