@@ -7,6 +7,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -28,6 +29,7 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
         "MutatingWebhookConfiguration" => read::<MutatingWebhookConfiguration>(object),
         "Network" => read::<Network>(object),
         "NetworkPolicy" => read::<NetworkPolicy>(object),
+        "PodDisruptionBudget" => read::<PodDisruptionBudget>(object),
         "Role" => read::<Role>(object),
         "RoleBinding" => read::<RoleBinding>(object),
         "Service" => read::<Service>(object),

@@ -75,6 +75,7 @@ metadata:
     {{- include "weft.labels" (list $ (index . 1) (index . 1)) | nindent 4 }}
 spec:
   maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
       {{- include "weft.selector" (list $ (index . 1)) | nindent 6 }}

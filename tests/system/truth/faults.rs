@@ -15,7 +15,7 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, solved};
 use crate::scene::{PORT, Scene, first_pod, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 18] = [
+pub(super) const CASES: [Case; 19] = [
     CUT,
     ONE_WAY,
     OWN_OUTPUT,
@@ -26,6 +26,7 @@ pub(super) const CASES: [Case; 18] = [
     KILLED,
     HANGS,
     LOSS,
+    HEAVY_LOSS,
     WRONG_CIDR,
     LEFT_OUT_FAMILY,
     WRONG_KEY_AT_FIRST,
@@ -45,7 +46,8 @@ const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
 const HANGS: Case = ("peer hangs, again and again", hangs);
-const LOSS: Case = ("40 % loss", loss);
+const LOSS: Case = ("40 % loss", || loss(40, &["out"]));
+const HEAVY_LOSS: Case = ("90 % loss both ways", || loss(90, &["out", "in"]));
 const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
 const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
 const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
@@ -103,6 +105,12 @@ fn hung_peer_is_named_each_time() -> Result<()> {
 #[test]
 fn loss_of_forty_percent_is_named() -> Result<()> {
     hold(LOSS)
+}
+
+/// Hardly a probe is answered, and many packets arrive all the same.
+#[test]
+fn loss_of_ninety_percent_is_named() -> Result<()> {
+    hold(HEAVY_LOSS)
 }
 
 #[test]
@@ -341,7 +349,7 @@ fn kill_all(cluster: &Cluster) -> Result<()> {
 }
 
 /// Beside what pods send one another all day.
-fn loss() -> Result<Vec<Seen>> {
+fn loss(percent: u8, directions: &[&str]) -> Result<Vec<Seen>> {
     connected(|scene, _, seen| {
         let mut ways = Vec::new();
         for (from, to) in [("rome", "milan"), ("milan", "rome")] {
@@ -351,10 +359,16 @@ fn loss() -> Result<Vec<Seen>> {
         }
         let streams = Streams::start(&ways, Duration::from_millis(2), 100)?;
         let rome = scene.cluster("rome").head().net();
-        rome.nft(&format!(
-            "table inet fault {{\nchain out {{ type filter hook output priority -400;\n\
-             udp dport {PORT} numgen random mod 100 < 40 drop;\n}}\n}}\n"
-        ))?;
+        for direction in directions {
+            let (hook, port) = match *direction {
+                "out" => ("output", "dport"),
+                _ => ("input", "sport"),
+            };
+            rome.nft(&format!(
+                "table inet fault {{\nchain {direction} {{ type filter hook {hook} priority -400;\n\
+                 udp {port} {PORT} numgen random mod 100 < {percent} drop;\n}}\n}}\n"
+            ))?;
+        }
         let sides = [
             (("rome", "ProbeLoss"), " % of probes to or from milan"),
             (("milan", "ProbeLoss"), " % of probes to or from rome"),
