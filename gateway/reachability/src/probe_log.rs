@@ -34,9 +34,8 @@ const MIN_UNANSWERED: u32 = 4;
 pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// The same without any answer, while packets of the peer arrive: most get lost, but not all.
 const MIN_LOSS_TIME: Duration = Duration::from_millis(900);
-/// Time since a packet of the peer within which it is there: until that is a loss, and afterwards.
+/// Time since a packet of the peer within which it is there.
 const IS_THERE: Duration = Duration::from_secs(1);
-const WAS_THERE: Duration = Duration::from_secs(2);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -302,19 +301,18 @@ impl ProbeLog {
         let least = if self.busy { MIN_BUSY_LOSS } else { MIN_LOSS };
         // Chance alone does not end it.
         let least = if self.loss.is_some() { least / 2 } else { least };
-        let is_answered = lost < recent.len() && (gaps >= MIN_GAPS || self.loss.is_some());
-        recent.len() >= MIN_DECIDED
-            && (is_answered || self.is_mostly_lost(now))
-            && lost * 100 >= recent.len() * least
+        // It lasts until enough are answered, whatever comes meanwhile.
+        let is_loss = self.loss.is_some()
+            || lost < recent.len() && gaps >= MIN_GAPS
+            || self.is_mostly_lost(now);
+        recent.len() >= MIN_DECIDED && is_loss && lost * 100 >= recent.len() * least
     }
 
     /// Nothing is answered, and packets of the peer arrive.
     fn is_mostly_lost(&self, now: Instant) -> bool {
         let is_past = |at: Instant, time| now.saturating_duration_since(at) >= time;
-        let is_long = self.unanswered.is_some_and(|probes| is_past(probes.first, MIN_LOSS_TIME));
-        let time = if self.loss.is_some() { WAS_THERE } else { IS_THERE };
-        let is_there = self.last_received.is_some_and(|at| !is_past(at, time));
-        is_there && (is_long || self.loss.is_some())
+        self.unanswered.is_some_and(|probes| is_past(probes.first, MIN_LOSS_TIME))
+            && self.last_received.is_some_and(|at| !is_past(at, IS_THERE))
     }
 }
 

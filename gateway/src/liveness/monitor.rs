@@ -570,6 +570,7 @@ impl Peering {
         if self.diagnosis.shown_to_peer() != shown {
             self.hurry(now);
         }
+        self.latency_at = self.diagnosis.renewed(self.latency_at, now);
         let loss_percent = self.diagnosis.loss_percent();
         let (retries, ports) = self.ways.take_counts();
         let latency = self.machine.latency();

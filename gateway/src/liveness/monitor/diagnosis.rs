@@ -34,6 +34,9 @@ const SILENCE: Duration = Duration::from_millis(600);
 /// Validity of the peer's report of loss, during which it probes every 100 ms.
 const LOSS_RETENTION: Duration = Duration::from_secs(3);
 
+/// Age of a latency that is renewed.
+const IS_OLD: Duration = Duration::from_secs(5);
+
 pub(super) struct Diagnosis {
     pub(super) log: ProbeLog,
     pub(super) own_key: Option<PublicKey>,
@@ -158,6 +161,15 @@ impl Diagnosis {
     /// Share of lost probes in percent, of either end: what it observes is the way there and back.
     pub(super) fn loss_percent(&self) -> Option<u8> {
         self.log.loss_percent().or_else(|| self.peer_loss.map(|(percent, _)| percent))
+    }
+
+    /// Time of the latency, renewed while packets of the peer arrive and hardly a probe is answered: by its age readers
+    /// know a gateway that does not report.
+    pub(super) fn renewed(&self, latency_at: Option<Timestamp>, now: Instant) -> Option<Timestamp> {
+        let is_there = self.last_received.is_some_and(|at| now < at + IS_OLD);
+        let is_due = is_there && self.log.loss_percent().is_some();
+        let is_old = |at: Timestamp| Timestamp::now().duration_since(at).unsigned_abs() >= IS_OLD;
+        latency_at.map(|at| if is_due && is_old(at) { Timestamp::now() } else { at })
     }
 
     /// Takes note of an ordinary probe or answer of the peer.
