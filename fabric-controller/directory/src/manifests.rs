@@ -28,6 +28,8 @@ pub(crate) struct Manifests {
     unreadable: Option<Problem>,
     /// ID of the cluster, once one was read.
     cluster: Option<String>,
+    /// Files that have that.
+    files_of_id: BTreeSet<String>,
     /// The folder was read before: until then it may still be filling, as at the start of a host.
     was_read: bool,
     filling: Option<Filling>,
@@ -65,9 +67,20 @@ impl Manifests {
     /// Manifests of all objects, or of these only.
     pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>, only: Vec<ObjectRef>) -> Self {
         let (folder, last_good) = (Folder::new(dir, None), LastGood::new(last_good));
-        let (unreadable, cluster, remembered) = (None, None, Vec::new());
+        let (unreadable, remembered) = (None, Vec::new());
+        let (cluster, files_of_id) = (None, BTreeSet::new());
         let (was_read, filling) = (false, None);
-        Self { folder, last_good, only, unreadable, cluster, was_read, filling, remembered }
+        Self {
+            folder,
+            last_good,
+            only,
+            unreadable,
+            cluster,
+            files_of_id,
+            was_read,
+            filling,
+            remembered,
+        }
     }
 
     pub(crate) fn refresh(&mut self) {
@@ -120,21 +133,31 @@ impl Manifests {
         Ok(())
     }
 
-    /// Fails if the folder is another cluster's by now: nodes and peers know this one by its ID.
+    /// Fails if the folder is another cluster's by now, or nobody's: nodes and peers know this one by its ID.
     fn check_cluster(&mut self, names: &[String]) -> Result<(), Problem> {
         if self.cluster.is_none() {
-            let files = self.last_good.files();
-            let id = |file: &String| cluster_id(&self.last_good.of(file)).map(|(_, id)| id);
-            self.cluster = files.iter().find_map(id);
+            for file in self.last_good.files() {
+                if let Some((_, id)) = cluster_id(&self.last_good.of(&file)) {
+                    self.cluster = Some(id);
+                    self.files_of_id.insert(file);
+                }
+            }
         }
         for (file, text) in self.folder.changed(names) {
-            if !text.contains(labels::CLUSTER_ID_CONFIGMAP) {
+            if !(text.contains(labels::CLUSTER_ID_CONFIGMAP) || self.files_of_id.contains(file)) {
                 continue;
             }
-            let objects = parse::parse(file, &text).objects;
-            let Some((located, found)) = cluster_id(&objects) else { continue };
+            let parsed = parse::parse(file, &text);
+            let Some((located, found)) = cluster_id(&parsed.objects) else {
+                // While there is a slip in it, the last good one stands.
+                if parsed.problems.is_empty() {
+                    self.files_of_id.remove(file);
+                }
+                continue;
+            };
             let known = self.cluster.get_or_insert_with(|| found.clone());
             if *known == found {
+                self.files_of_id.insert(file.to_owned());
                 continue;
             }
             let field = format!("data.{}", labels::CLUSTER_ID_KEY);
@@ -151,7 +174,19 @@ impl Manifests {
                 message,
             });
         }
-        Ok(())
+        let is_there = names.iter().any(|name| self.files_of_id.contains(name));
+        match &self.cluster {
+            Some(known) if !is_there => Err(Problem {
+                source: self.folder.path().display().to_string(),
+                object: Some(cluster_map()),
+                field: None,
+                message: format!(
+                    "missing; expected CLUSTER_ID: {known}, by which nodes and peers go on to know this cluster; until \
+                     then no change of this folder is applied"
+                ),
+            }),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Names of all files that something is known of.

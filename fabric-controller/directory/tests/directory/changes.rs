@@ -173,6 +173,15 @@ async fn folder_of_another_cluster_changes_nothing() {
     swap("elsewhere", "other");
     while !matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()) {}
     quiet(&mut watch).await;
+    place.remove("cluster.yaml");
+    let Event::Problems(problems) = next(&mut watch).await else { panic!() };
+    assert!(lines(&problems)[0].contains("missing; expected CLUSTER_ID: rome"), "{problems:?}");
+    place.replace("a.yaml", &network("a", "10.9.0.0/16"));
+    quiet(&mut watch).await;
+    place.replace("a.yaml", &network("a", "10.1.0.0/16"));
+    place.write("cluster.yaml", &id("rome"));
+    while !matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()) {}
+    quiet(&mut watch).await;
     place.replace("a.yaml", &network("a", "10.3.0.0/16"));
     assert_eq!(cidr_of(&applied(next(&mut watch).await)), "10.3.0.0/16");
 }
