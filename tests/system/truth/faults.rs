@@ -12,7 +12,7 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::{Streams, Way};
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
-use super::{AT_MOST, Case, Seen, hold, named, solved};
+use super::{AT_MOST, Case, Seen, hold, named, solved, states};
 use crate::scene::{PORT, Scene, first_pod, play, rome_and_milan};
 
 pub(super) const CASES: [Case; 19] = [
@@ -46,8 +46,10 @@ const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
 const HANGS: Case = ("peer hangs, again and again", hangs);
-const LOSS: Case = ("40 % loss", || loss(40, &["out"]));
-const HEAVY_LOSS: Case = ("90 % loss both ways", || loss(90, &["out", "in"]));
+const LOSS: Case = ("40 % loss", || loss(40, &[("rome", "output", "dport")]));
+const HEAVY_LOSS: Case = ("90 % loss both ways", || {
+    loss(90, &[("rome", "input", "sport"), ("milan", "input", "dport")])
+});
 const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
 const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
 const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
@@ -348,8 +350,8 @@ fn kill_all(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Beside what pods send one another all day.
-fn loss(percent: u8, directions: &[&str]) -> Result<Vec<Seen>> {
+/// Beside what pods send one another all day. Drops are in a hook of a cluster's host, by the port of the server.
+fn loss(percent: u8, drops: &[(&str, &str, &str)]) -> Result<Vec<Seen>> {
     connected(|scene, _, seen| {
         let mut ways = Vec::new();
         for (from, to) in [("rome", "milan"), ("milan", "rome")] {
@@ -358,14 +360,9 @@ fn loss(percent: u8, directions: &[&str]) -> Result<Vec<Seen>> {
             ways.push(Way { from: pod.ns, to: SocketAddr::new(address, 9999), at });
         }
         let streams = Streams::start(&ways, Duration::from_millis(2), 100)?;
-        let rome = scene.cluster("rome").head().net();
-        for direction in directions {
-            let (hook, port) = match *direction {
-                "out" => ("output", "dport"),
-                _ => ("input", "sport"),
-            };
-            rome.nft(&format!(
-                "table inet fault {{\nchain {direction} {{ type filter hook {hook} priority -400;\n\
+        for (cluster, hook, port) in drops {
+            scene.cluster(cluster).head().net().nft(&format!(
+                "table inet fault {{\nchain drops {{ type filter hook {hook} priority -400;\n\
                  udp {port} {PORT} numgen random mod 100 < {percent} drop;\n}}\n}}\n"
             ))?;
         }
@@ -374,12 +371,29 @@ fn loss(percent: u8, directions: &[&str]) -> Result<Vec<Seen>> {
             (("milan", "ProbeLoss"), " % of probes to or from rome"),
         ];
         seen.extend(both(scene, sides, Instant::now())?);
-        rome.nft("delete table inet fault\n")?;
+        stays(scene, if percent > 50 { Duration::from_secs(20) } else { Duration::ZERO })?;
+        for (cluster, ..) in drops {
+            scene.cluster(cluster).head().net().nft("delete table inet fault\n")?;
+        }
         seen.extend(both_solved(scene, Instant::now())?);
         let lost = streams.stop().iter().map(|report| report.lost).sum::<u64>();
         ensure!(lost > 0, "nothing was lost");
         Ok(())
     })
+}
+
+/// No side shows a connection meanwhile, or a gateway that does not report.
+fn stays(scene: &Scene, time: Duration) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        for cluster in ["rome", "milan"] {
+            let (status, _) = scene.cluster(cluster).status_and_code()?;
+            let is_silent = status.to_string().contains("has reported nothing");
+            let is_wrong = is_silent || states(&status).iter().any(|state| state == "Connected");
+            ensure!(!is_wrong, "{cluster} after {:?}: {status}", start.elapsed());
+        }
+    }
+    Ok(())
 }
 
 fn wrong_cidr() -> Result<Vec<Seen>> {
