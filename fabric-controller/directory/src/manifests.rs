@@ -84,7 +84,7 @@ impl Manifests {
     }
 
     pub(crate) fn refresh(&mut self) {
-        self.unreadable = self.refresh_folder().err();
+        self.unreadable = self.refresh_folder().err().map(|problem| *problem);
         self.remembered.clear();
         if self.unreadable.is_some() || self.filling.is_some() {
             let cached: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
@@ -106,12 +106,14 @@ impl Manifests {
 
     /// Reads the folder, or returns why what was there stays. One without any file most likely is the place of a
     /// file system that is not mounted, or about to be filled again.
-    fn refresh_folder(&mut self) -> Result<(), Problem> {
-        let problem = |message: String| Problem {
-            source: self.folder.path().display().to_string(),
-            object: None,
-            field: None,
-            message,
+    fn refresh_folder(&mut self) -> Result<(), Box<Problem>> {
+        let problem = |message: String| {
+            Box::new(Problem {
+                source: self.folder.path().display().to_string(),
+                object: None,
+                field: None,
+                message,
+            })
         };
         let names = self.folder.names();
         let names = names.map_err(|error| {
@@ -134,7 +136,7 @@ impl Manifests {
     }
 
     /// Fails if the folder is another cluster's by now, or nobody's: nodes and peers know this one by its ID.
-    fn check_cluster(&mut self, names: &[String]) -> Result<(), Problem> {
+    fn check_cluster(&mut self, names: &[String]) -> Result<(), Box<Problem>> {
         if self.cluster.is_none() {
             for file in self.last_good.files() {
                 if let Some((_, id)) = cluster_id(&self.last_good.of(&file)) {
@@ -167,16 +169,12 @@ impl Manifests {
             );
             let place = place(file, &text, located, &field);
             let source = place.unwrap_or_else(|| file.to_owned());
-            return Err(Problem {
-                source,
-                object: Some(cluster_map()),
-                field: Some(field),
-                message,
-            });
+            let object = Some(cluster_map());
+            return Err(Box::new(Problem { source, object, field: Some(field), message }));
         }
         let is_there = names.iter().any(|name| self.files_of_id.contains(name));
         match &self.cluster {
-            Some(known) if !is_there => Err(Problem {
+            Some(known) if !is_there => Err(Box::new(Problem {
                 source: self.folder.path().display().to_string(),
                 object: Some(cluster_map()),
                 field: None,
@@ -184,7 +182,7 @@ impl Manifests {
                     "missing; expected CLUSTER_ID: {known}, by which nodes and peers go on to know this cluster; until \
                      then no change of this folder is applied"
                 ),
-            }),
+            })),
             Some(_) | None => Ok(()),
         }
     }
