@@ -52,8 +52,10 @@ pub(crate) fn compile(
         compiler.add_peering(peering);
     }
     compiler.add_refused(refused);
-    let conflicting =
-        config.refused.iter().filter(|prefix| is_conflict(config, host_state, prefix));
+    let conflicting = config
+        .refused
+        .iter()
+        .filter(|prefix| means_of_refusal(config, host_state, prefix) == Some(Means::Firewall));
     compiler.out.firewall.conflicts.extend(conflicting);
     compiler.add_internal();
     compiler.add_own();
@@ -62,25 +64,28 @@ pub(crate) fn compile(
     compiler.out
 }
 
-/// True for a prefix that may be refused apart from peerings: no peering has it, and it takes nothing from the node.
-pub(crate) fn is_refusable(
-    config: &ParsedConfig<'_>,
-    host_state: &HostState,
-    prefix: &Cidr,
-) -> bool {
-    let compiler = Compiler { config, host_state, out: Compiled::default() };
-    compiler.is_departed(prefix) && compiler.underlay_in(prefix).is_none()
+/// Means by which a prefix without a peering is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Means {
+    /// A table of its own, for all packets.
+    Table,
+    /// The firewall, for those of pods, as with its peering: the overlay runs on the prefix.
+    Firewall,
 }
 
-/// True for a prefix without a peering that the overlay runs on: it is refused to pods alone, as it was with its
-/// peering.
-pub(crate) fn is_conflict(
+/// `None` if a peering has the prefix, or it would take pods' packets.
+pub(crate) fn means_of_refusal(
     config: &ParsedConfig<'_>,
     host_state: &HostState,
     prefix: &Cidr,
-) -> bool {
+) -> Option<Means> {
     let compiler = Compiler { config, host_state, out: Compiled::default() };
-    compiler.is_departed(prefix) && compiler.underlay_in(prefix).is_some()
+    let is_of_peer = config.peers().any(|peer| peer.overlaps(prefix));
+    let is_departed = !is_of_peer && compiler.pods_in(prefix).is_none();
+    is_departed.then(|| match compiler.underlay_in(prefix) {
+        None => Means::Table,
+        Some(_) => Means::Firewall,
+    })
 }
 
 struct Compiler<'a> {
@@ -316,11 +321,6 @@ impl<'a> Compiler<'a> {
             });
         }
         own
-    }
-
-    fn is_departed(&self, prefix: &Cidr) -> bool {
-        let is_of_peer = self.config.peers().any(|peer| peer.overlaps(prefix));
-        !is_of_peer && self.pods_in(prefix).is_none()
     }
 
     /// Description of what the overlay runs on that a route to this prefix would take packets from.

@@ -15,7 +15,7 @@ use netlink::{Handle, NetlinkError, Netns};
 use netplan::{Family, Firewall, NextHop, Refusal, RouteKey, RuleAction, State, names};
 
 use crate::apply::Applied;
-use crate::compile::{is_conflict, is_refusable};
+use crate::compile::{Means, means_of_refusal};
 use crate::host_state::HostState;
 use crate::parsed_config::ParsedConfig;
 
@@ -78,12 +78,13 @@ impl Refuser {
         let netns = handle.netns();
         self.quiet = config.spec.quiet_after();
         let before = std::mem::replace(&mut self.table, observe(netns)?);
-        let conflict = |prefix: &Cidr| is_conflict(config, host_state, prefix);
+        let means = |prefix: &Cidr| means_of_refusal(config, host_state, prefix);
+        let conflict = |prefix: &Cidr| means(prefix) == Some(Means::Firewall);
         let first_seen = |prefix| (prefix, self.conflicts.get(&prefix).copied());
         let conflicts = config.refused.iter().copied().filter(conflict).map(first_seen);
         self.conflicts =
             conflicts.map(|(p, since)| (p, since.unwrap_or_else(Instant::now))).collect();
-        let refusable = |prefix: &Cidr| is_refusable(config, host_state, prefix);
+        let refusable = |prefix: &Cidr| means(prefix) == Some(Means::Table);
         let wanted: BTreeSet<Cidr> =
             config.refused.iter().filter(|p| refusable(p)).copied().collect();
         let mut fresh = wanted.clone();

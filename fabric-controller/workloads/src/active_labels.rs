@@ -1,8 +1,8 @@
 //! The label of the pod that has a gateway's tunnel, by which Liqo's tools find it, and the replica that its Service
 //! selects.
 //!
-//! Of several pods each has its uid as a label, too, and the Service selects that of the active one: one write moves
-//! it. Two pods that change their labels are two changes to kube-proxy, which may wait for a second between them.
+//! Each of several pods has its uid as a label, too, and the Service selects that of the active one: one write is
+//! enough. Two pods that change their labels are two changes to kube-proxy, which may wait for a second between them.
 //!
 //! Every replica of the controller keeps both right, from what gateways report alone: the one that works may have
 //! been on the node that was lost with the tunnel.

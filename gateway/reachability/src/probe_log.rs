@@ -319,7 +319,7 @@ impl ProbeLog {
 /// In steps of ten percent, and no step back and forth for chance alone.
 fn rounded(decided: &[bool], before: Option<u8>) -> u8 {
     let lost = decided.iter().filter(|answered| !**answered).count();
-    // Of all, nothing would arrive.
+    // Rounded up to a hundred, it would be an outage.
     let percent = u8::try_from(lost * 100 / decided.len().max(1)).unwrap_or(100).min(94);
     match before {
         Some(before) if percent.abs_diff(before) < 10 => before,

@@ -102,7 +102,7 @@ fn loss_and_long_queues_change_nothing() {
     }
 }
 
-/// Of probes and of answers, so that up to 99 % of round trips fail.
+/// The share is that of round trips.
 #[test]
 fn heavy_loss_changes_nothing() {
     for (loss_percent, seed) in [20, 40, 50, 60, 70, 80, 90, 95]
