@@ -74,6 +74,10 @@ pub struct ProbeLog {
     unanswered: Option<Unanswered>,
     last_answer: Option<Instant>,
     last_received: Option<Instant>,
+    /// First packet of the peer after it was away, or cut off from this end.
+    returned: Option<Instant>,
+    /// The peer receives none of the probes.
+    is_cut: bool,
     asked: Option<Instant>,
     /// As reported last, and when.
     loss: Option<(u8, Instant)>,
@@ -105,6 +109,8 @@ impl Default for ProbeLog {
             unanswered: None,
             last_answer: None,
             last_received: None,
+            returned: None,
+            is_cut: false,
             asked: None,
             loss: None,
         }
@@ -140,9 +146,14 @@ impl ProbeLog {
         self.busy = busy;
     }
 
-    /// The latest packet of the peer, of any kind: while some arrive, probes that are all unanswered are lost ones.
-    pub fn set_received(&mut self, last: Option<Instant>) {
-        self.last_received = last;
+    /// The latest packet of the peer, of any kind: while some arrive, probes that are all unanswered are lost ones,
+    /// unless the peer reports that none arrives.
+    pub fn set_received(&mut self, last: Option<Instant>, is_cut: bool) {
+        let was_there =
+            self.last_received.zip(last).is_some_and(|(before, at)| at < before + IS_THERE);
+        let was_cut = self.is_cut && !is_cut;
+        self.returned = last.filter(|_| was_cut || !was_there).or(self.returned);
+        (self.last_received, self.is_cut) = (last, is_cut);
     }
 
     pub fn handle_sent(&mut self, stamp: i128, now: Instant) {
@@ -164,8 +175,27 @@ impl ProbeLog {
     pub fn handle_answer(&mut self, stamp: i128, round_trip: Duration, now: Instant) {
         self.round_trip = round_trip;
         self.last_answer = Some(now);
-        self.unanswered = None;
+        let is_outage = self.unanswered.take().is_some_and(|probes| self.is_outage(probes));
         self.handle_overtaken(stamp);
+        if is_outage && self.loss.is_none() {
+            self.forget_outage();
+        }
+    }
+
+    /// True if no packet of the peer arrived while these were unanswered, or none of these there. The answer to the last one
+    /// may be the first packet.
+    fn is_outage(&self, probes: Unanswered) -> bool {
+        let has_returned = self.returned.is_some_and(|at| probes.first < at);
+        let arrived = self.last_received.is_some_and(|at| at >= probes.first + self.grace());
+        probes.is_silence() && (self.is_cut || has_returned || !arrived)
+    }
+
+    /// What was unanswered in an outage tells nothing about loss.
+    fn forget_outage(&mut self) {
+        self.samples.retain(|sample| sample.answered);
+        if let Some(burst) = &mut self.burst {
+            burst.sent = 0;
+        }
     }
 
     /// An answer arrived behind a later one: its probe was not lost.
@@ -308,11 +338,19 @@ impl ProbeLog {
         recent.len() >= MIN_DECIDED && is_loss && lost * 100 >= recent.len() * least
     }
 
-    /// Nothing is answered, and packets of the peer arrive.
+    /// Nothing is answered, and packets of the peer arrive meanwhile: not only until that began, nor those of one that
+    /// has just returned, whose first answer is on its way.
     fn is_mostly_lost(&self, now: Instant) -> bool {
+        let Some((probes, received)) = self.unanswered.zip(self.last_received) else {
+            return false;
+        };
         let is_past = |at: Instant, time| now.saturating_duration_since(at) >= time;
-        self.unanswered.is_some_and(|probes| is_past(probes.first, MIN_LOSS_TIME))
-            && self.last_received.is_some_and(|at| !is_past(at, IS_THERE))
+        let to_answer = 2 * UNANSWERED_INTERVAL + self.grace();
+        !self.is_cut
+            && is_past(probes.first, MIN_LOSS_TIME)
+            && received >= probes.first + self.grace()
+            && !is_past(received, IS_THERE)
+            && self.returned.is_some_and(|at| is_past(at, to_answer))
     }
 }
 

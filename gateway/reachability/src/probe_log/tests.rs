@@ -16,6 +16,8 @@ struct Sim {
     interval: Duration,
     /// Time between two packets of the peer, if there are any.
     receives: Option<Duration>,
+    received: Option<Instant>,
+    is_cut: bool,
 }
 
 impl Sim {
@@ -29,6 +31,8 @@ impl Sim {
             sent: Vec::new(),
             interval: 2000 * MS,
             receives: None,
+            received: None,
+            is_cut: false,
         }
     }
 
@@ -54,7 +58,8 @@ impl Sim {
             let last = self.receives.map(|every| {
                 self.now - Duration::from_millis((since.as_millis() % every.as_millis()) as u64)
             });
-            self.log.set_received(last);
+            self.received = last.or(self.received);
+            self.log.set_received(self.received, self.is_cut);
             if self.now >= train_at {
                 let count = if self.log.is_bursting() { 1 } else { TRAIN };
                 (0..count).for_each(|_| self.send(&is_lost));
@@ -111,6 +116,41 @@ fn loss_of_nearly_all_probes_shows_and_stays() {
             let train_at = sim.now + 2000 * MS;
             sim.run_from(train_at, 10 * MS, is_lost);
             assert_eq!(sim.log.loss_percent(), receives.map(|_| 90), "{:?}", sim.log);
+        }
+    }
+}
+
+/// The first packet of the peer comes some time before the first answer, or is that one. Another outage begins soon.
+#[test]
+fn outage_that_ends_is_no_loss() {
+    let often = Some(10 * MS);
+    for (meanwhile, is_cut) in [(None, false), (often, true)] {
+        for until_answered in [None, Some(0), Some(300)] {
+            let mut sim = Sim { receives: often, ..Sim::new() };
+            let mut train_at = sim.now;
+            let mut run = |sim: &mut Sim, time: u32, is_lost: bool| {
+                for _ in 0..time {
+                    sim.run_from(train_at, MS, |_| is_lost);
+                    if sim.now > train_at {
+                        train_at += sim.interval;
+                    }
+                    let loss = sim.log.loss_percent();
+                    assert_eq!(loss, None, "{is_cut} {until_answered:?} {:?}", sim.log);
+                }
+            };
+            run(&mut sim, 1900, false);
+            for outage in [5000, 2000, 1500] {
+                sim.receives = meanwhile;
+                run(&mut sim, 500, true);
+                sim.is_cut = is_cut;
+                run(&mut sim, outage - 500, true);
+                while until_answered.is_none() && sim.log.unanswered().is_some() {
+                    run(&mut sim, 1, false);
+                }
+                (sim.receives, sim.is_cut) = (often, false);
+                run(&mut sim, until_answered.unwrap_or_default(), true);
+                run(&mut sim, 1300, false);
+            }
         }
     }
 }

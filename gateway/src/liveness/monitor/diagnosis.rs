@@ -59,7 +59,7 @@ pub(super) struct Diagnosis {
     key_shared: Option<Instant>,
     /// Time of the peer's last report that its tunnel is handed over.
     peer_handed_over: Option<Instant>,
-    peer_has_replicas: bool,
+    pub(super) peer_has_replicas: bool,
     /// Time since which packets come from two gateways of the peer, and whether that is no contest of replicas.
     duplicate_since: Option<Instant>,
     is_certain: bool,
@@ -301,7 +301,7 @@ impl Diagnosis {
         now: Instant,
     ) -> &[TimedFault] {
         self.last_received = traffic.last_authentic;
-        self.log.set_received(traffic.last_authentic);
+        self.log.set_received(traffic.last_authentic, self.unreceived.is_some());
         if value != ConnectionValue::Connected {
             self.log.pause();
             self.peer_loss = None;
