@@ -269,8 +269,7 @@ impl Peering {
     /// Time at which an answer is overdue, or the next probe of a burst is due.
     fn burst_due(&self) -> Instant {
         let probes = self.machine.is_connected() && self.desired().probe.enabled;
-        let due = self.diagnosis.log.deadline().filter(|_| probes);
-        due.unwrap_or_else(never)
+        self.diagnosis.log.deadline().filter(|_| probes).unwrap_or_else(never)
     }
 
     fn handle_burst(&mut self, now: Instant) {
@@ -447,6 +446,7 @@ impl Peering {
     fn signs(&self) -> Signs {
         Signs {
             interval: self.desired().probe_interval(),
+            peer_has_replicas: self.diagnosis.peer_has_replicas,
             is_connected: self.machine.is_connected(),
             unanswered: self.unanswered,
             is_probing: self.desired().probe.enabled,

@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Number of probes a client leaves unanswered before it tries another way, and the time it then
-/// gives that way.
+/// gives that way. Of a server with replicas another one may answer elsewhere.
 const RETRY_PROBES: u32 = 3;
+const RETRY_PROBES_OF_REPLICAS: u32 = 1;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
 /// The same for so many ways after one that worked: some lead to where the server was followed to, some to
 /// its configured endpoint.
@@ -41,6 +42,7 @@ pub(super) struct Ways {
 #[derive(Clone, Copy)]
 pub(super) struct Signs {
     pub(super) interval: Duration,
+    pub(super) peer_has_replicas: bool,
     pub(super) is_connected: bool,
     /// Time since which probes are unanswered; none if there are no probes.
     pub(super) unanswered: Option<Instant>,
@@ -77,9 +79,10 @@ impl Ways {
     pub(super) fn is_due(&self, signs: Signs, now: Instant) -> bool {
         let older = |at: Instant, than: Duration| now.saturating_duration_since(at) > than;
         let is_first = self.is_first(signs);
+        let probes = if signs.peer_has_replicas { RETRY_PROBES_OF_REPLICAS } else { RETRY_PROBES };
         let timeout = match is_first {
             true => FIRST_TRY,
-            false => signs.interval.max(Duration::from_secs(1)) * RETRY_PROBES,
+            false => signs.interval.max(Duration::from_secs(1)) * probes,
         };
         let lost = match signs.is_probing {
             true => signs.unanswered.is_some_and(|since| older(since, timeout)),
@@ -131,6 +134,7 @@ mod tests {
         let start = Instant::now();
         let signs = Signs {
             interval: 2 * SECOND,
+            peer_has_replicas: false,
             is_connected: false,
             unanswered: Some(start),
             is_probing: true,
@@ -155,6 +159,7 @@ mod tests {
         let lost = Some(start + 10 * SECOND);
         let signs = Signs {
             interval: 2 * SECOND,
+            peer_has_replicas: false,
             is_connected: true,
             unanswered: lost,
             is_probing: true,
@@ -164,6 +169,9 @@ mod tests {
         let mut ways = Ways::new(start);
         assert!(!ways.is_due(signs, start + 16 * SECOND));
         assert!(ways.is_due(signs, start + 17 * SECOND));
+        let of_replicas = Signs { peer_has_replicas: true, ..signs };
+        let due = [12, 13].map(|second| ways.is_due(of_replicas, start + second * SECOND));
+        assert_eq!(due, [false, true]);
         ways.change(signs, start + 17 * SECOND);
         assert_eq!((ways.retries, ways.ports), (1, 1));
         let signs = Signs { is_connected: false, ..signs };
