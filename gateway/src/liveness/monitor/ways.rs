@@ -1,8 +1,8 @@
 //! Ways by which a client tries to reach its server: addresses of it, and source ports of its own.
 //!
 //! Connection tracking on the way may pin the client's packets to a server that is gone, so a way that is
-//! given up is followed by one from another source port. A client that has just started stays at its port
-//! for the first two: a server whose address has changed meanwhile initiates there.
+//! given up is followed by one from another source port. A client that has just started, and one of a server with
+//! replicas, stays at its port for the first two: a server whose address has changed, or another replica, initiates there.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -89,8 +89,9 @@ impl Ways {
             false => !signs.is_connected,
         };
         let is_quiet = signs.last_authentic.is_none_or(|at| older(at, timeout));
+        let is_soon = is_first || signs.peer_has_replicas && self.in_vain == 1;
         let pause = match signs.last_authentic {
-            _ if signs.is_connected || is_first => timeout,
+            _ if signs.is_connected || is_soon => timeout,
             Some(at) if at > self.changed || self.in_vain < SOON_WAYS => SOON_PAUSE,
             Some(_) | None => RETRY_PAUSE,
         };
@@ -99,9 +100,10 @@ impl Ways {
 
     /// Gives the present way up.
     pub(super) fn change(&mut self, signs: Signs, now: Instant) {
-        let keeps_port = self.is_first(signs) && self.first_left > 1;
-        self.first_left = if keeps_port { self.first_left - 1 } else { 0 };
         let has_worked = signs.last_authentic.is_some_and(|at| at > self.changed);
+        let is_early = self.is_first(signs) && self.first_left > 1;
+        self.first_left = if is_early { self.first_left - 1 } else { 0 };
+        let keeps_port = is_early || signs.peer_has_replicas && has_worked;
         self.in_vain = if has_worked { 1 } else { self.in_vain.saturating_add(1) };
         (self.changed, self.left) = (now, signs.endpoint);
         self.retries += 1;
@@ -169,9 +171,6 @@ mod tests {
         let mut ways = Ways::new(start);
         assert!(!ways.is_due(signs, start + 16 * SECOND));
         assert!(ways.is_due(signs, start + 17 * SECOND));
-        let of_replicas = Signs { peer_has_replicas: true, ..signs };
-        let due = [12, 13].map(|second| ways.is_due(of_replicas, start + second * SECOND));
-        assert_eq!(due, [false, true]);
         ways.change(signs, start + 17 * SECOND);
         assert_eq!((ways.retries, ways.ports), (1, 1));
         let signs = Signs { is_connected: false, ..signs };
@@ -184,5 +183,31 @@ mod tests {
             }
         }
         assert_eq!(changes, [23, 29, 35, 51, 67, 83]);
+    }
+
+    #[test]
+    fn client_of_replicas_tries_endpoint_from_its_port_soon() {
+        let start = Instant::now();
+        let lost = Some(start + 10 * SECOND);
+        let mut signs = Signs {
+            interval: 2 * SECOND,
+            peer_has_replicas: true,
+            is_connected: true,
+            unanswered: lost,
+            is_probing: true,
+            last_authentic: lost,
+            endpoint: None,
+        };
+        let mut ways = Ways::new(start);
+        let mut changes = Vec::new();
+        for second in 11..=33 {
+            let now = start + second * SECOND;
+            if ways.is_due(signs, now) {
+                ways.change(signs, now);
+                changes.push((second, ways.ports));
+            }
+            signs.is_connected = second < 20;
+        }
+        assert_eq!(changes, [(13, 0), (16, 1), (19, 2), (25, 3)]);
     }
 }
