@@ -139,12 +139,13 @@ impl Manifests {
     fn check_cluster(&mut self, names: &[String]) -> Result<(), Box<Problem>> {
         if self.cluster.is_none() {
             for file in self.last_good.files() {
-                if let Some((_, id)) = cluster_id(&self.last_good.of(&file)) {
-                    self.cluster = Some(id);
+                let Some((_, id)) = cluster_id(&self.last_good.of(&file)) else { continue };
+                if *self.cluster.get_or_insert_with(|| id.clone()) == id {
                     self.files_of_id.insert(file);
                 }
             }
         }
+        let mut cluster = self.cluster.clone();
         for (file, text) in self.folder.changed(names) {
             if !(text.contains(labels::CLUSTER_ID_CONFIGMAP) || self.files_of_id.contains(file)) {
                 continue;
@@ -152,26 +153,27 @@ impl Manifests {
             let parsed = parse::parse(file, &text);
             let Some((located, found)) = cluster_id(&parsed.objects) else {
                 // While there is a slip in it, the last good one stands.
-                if parsed.problems.is_empty() {
+                if parsed.problems.is_empty() && !text.trim().is_empty() {
                     self.files_of_id.remove(file);
                 }
                 continue;
             };
-            let known = self.cluster.get_or_insert_with(|| found.clone());
+            let known = cluster.get_or_insert_with(|| found.clone());
             if *known == found {
                 self.files_of_id.insert(file.to_owned());
                 continue;
             }
             let field = format!("data.{}", labels::CLUSTER_ID_KEY);
             let message = format!(
-                "found {found}; expected {known}, by which nodes and peers go on to know this cluster, and no change of \
-                 this folder is applied; to give it another name, take weft away first (`weft down`)"
+                "found {found}; expected {known}, by which nodes and peers go on to know this cluster, and no change \
+                 of this folder is applied; to give it another name, take weft away first (`weft down`)"
             );
             let place = place(file, &text, located, &field);
             let source = place.unwrap_or_else(|| file.to_owned());
             let object = Some(cluster_map());
             return Err(Box::new(Problem { source, object, field: Some(field), message }));
         }
+        self.cluster = cluster;
         let is_there = names.iter().any(|name| self.files_of_id.contains(name));
         match &self.cluster {
             Some(known) if !is_there => Err(Box::new(Problem {

@@ -140,15 +140,29 @@ async fn emptied_folder_keeps_objects_until_it_is_filled() {
     }
 }
 
+fn id(id: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: liqo-clusterid-configmap, namespace: liqo}}\n\
+         data: {{CLUSTER_ID: {id}}}\n"
+    )
+}
+
+/// Nothing was applied: the one that stays counts.
+#[tokio::test]
+async fn folder_of_two_clusters_becomes_that_of_one() {
+    let place = Place::new();
+    place.write("milan.yaml", &id("milan"));
+    place.write("rome.yaml", &id("rome"));
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]);
+    while !matches!(next(&mut watch).await, Event::Problems(p) if !p.is_empty()) {}
+    place.remove("milan.yaml");
+    while !matches!(next(&mut watch).await, Event::Applied(_)) {}
+}
+
 #[tokio::test]
 async fn folder_of_another_cluster_changes_nothing() {
     let place = Place::new();
-    let id = |id: &str| {
-        format!(
-            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: liqo-clusterid-configmap, namespace: liqo}}\n\
-             data: {{CLUSTER_ID: {id}}}\n"
-        )
-    };
     place.write("cluster.yaml", &id("rome"));
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     fs::create_dir(place.path("other")).unwrap();
