@@ -426,9 +426,7 @@ impl Evidence<'_> {
     }
 
     fn loss(&self) -> Option<Fault> {
-        // The peer that receives none at all is another fault, which shows in a moment.
-        let is_cut = self.unreceived.is_some() && self.has_unanswered();
-        let percent = self.loss_percent.filter(|_| !is_cut)?;
+        let percent = self.loss_percent?;
         Some(Fault {
             reason: Reason::ProbeLoss,
             message: format!("{percent} % of probes to or from {} are lost", self.peer_name()),

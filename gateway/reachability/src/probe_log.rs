@@ -21,7 +21,7 @@ const MIN_GAPS: usize = 2;
 /// whose queues drop probes, too.
 const MIN_LOSS: usize = 20;
 const MIN_BUSY_LOSS: usize = 30;
-/// Time for an answer beyond the round trip.
+/// Least time for an answer, beyond the round trip, too, and the most unless that alone takes longer.
 const MIN_GRACE: Duration = Duration::from_millis(100);
 const MAX_GRACE: Duration = Duration::from_secs(1);
 /// Between two probes of a burst: its first, the following, and those to a peer that answers none.
@@ -33,9 +33,16 @@ const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_UNANSWERED: u32 = 4;
 pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// The same without any answer, while packets of the peer arrive: most get lost, but not all.
-const MIN_LOSS_TIME: Duration = Duration::from_millis(900);
+const MIN_LOSS_TIME: Duration = Duration::from_millis(1100);
 /// Time since a packet of the peer within which it is there.
 const IS_THERE: Duration = Duration::from_secs(1);
+/// Time without a packet of the peer, beyond the round trip, that makes an outage: both ends send a train a second.
+const QUIET: Duration = Duration::from_millis(1400);
+/// The same for packets that may be noticed late: monitors wake at least every two seconds.
+const WAS_AWAY: Duration = Duration::from_millis(2500);
+/// Outages that are no loss, and the time that they are counted for: more of them are.
+const MAX_OUTAGES: u8 = 3;
+const OUTAGES_TIME: Duration = Duration::from_secs(30);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -74,10 +81,13 @@ pub struct ProbeLog {
     unanswered: Option<Unanswered>,
     last_answer: Option<Instant>,
     last_received: Option<Instant>,
-    /// First packet of the peer after it was away, or cut off from this end.
-    returned: Option<Instant>,
-    /// The peer receives none of the probes.
+    /// Since when packets of the peer arrive while probes are unanswered, and whether that was the end of an outage.
+    heard: Option<(Instant, bool)>,
+    /// The peer reports that it has received none of the unanswered probes.
     is_cut: bool,
+    /// Number of outages that were forgotten lately, and the first of them.
+    outages: u8,
+    first_outage: Option<Instant>,
     asked: Option<Instant>,
     /// As reported last, and when.
     loss: Option<(u8, Instant)>,
@@ -109,8 +119,10 @@ impl Default for ProbeLog {
             unanswered: None,
             last_answer: None,
             last_received: None,
-            returned: None,
+            heard: None,
             is_cut: false,
+            outages: 0,
+            first_outage: None,
             asked: None,
             loss: None,
         }
@@ -124,6 +136,10 @@ impl ProbeLog {
 
     pub fn unanswered(&self) -> Option<Unanswered> {
         self.unanswered
+    }
+
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip
     }
 
     pub fn last_answer(&self) -> Option<Instant> {
@@ -149,11 +165,20 @@ impl ProbeLog {
     /// The latest packet of the peer, of any kind: while some arrive, probes that are all unanswered are lost ones,
     /// unless the peer reports that none arrives.
     pub fn set_received(&mut self, last: Option<Instant>, is_cut: bool) {
-        let was_there =
-            self.last_received.zip(last).is_some_and(|(before, at)| at < before + IS_THERE);
-        let was_cut = self.is_cut && !is_cut;
-        self.returned = last.filter(|_| was_cut || !was_there).or(self.returned);
+        let is_back = self.last_received.zip(last).is_some_and(|(was, at)| at >= was + WAS_AWAY);
+        if self.unanswered.is_none() || is_cut || is_back {
+            self.heard = None;
+        }
+        let begins = self.unanswered.map(|probes| probes.first + self.round_trip + MIN_GRACE);
+        let is_meanwhile = |at: &Instant| !is_cut && begins.is_some_and(|begin| *at >= begin);
+        let heard = last.filter(is_meanwhile).map(|at| (at, self.is_cut || self.is_quiet(at)));
+        self.heard = self.heard.or(heard);
         (self.last_received, self.is_cut) = (last, is_cut);
+    }
+
+    fn is_quiet(&self, now: Instant) -> bool {
+        let last = self.last_received.max(self.last_answer);
+        last.is_some_and(|at| now >= at + QUIET + self.round_trip)
     }
 
     pub fn handle_sent(&mut self, stamp: i128, now: Instant) {
@@ -174,25 +199,41 @@ impl ProbeLog {
 
     pub fn handle_answer(&mut self, stamp: i128, round_trip: Duration, now: Instant) {
         self.round_trip = round_trip;
-        self.last_answer = Some(now);
-        let is_outage = self.unanswered.take().is_some_and(|probes| self.is_outage(probes));
         self.handle_overtaken(stamp);
+        let is_outage = self.unanswered.is_some_and(|probes| self.is_outage(probes, now));
         if is_outage && self.loss.is_none() {
-            self.forget_outage();
+            self.forget_outage(now);
         }
+        (self.unanswered, self.heard) = (None, None);
+        self.last_answer = Some(now);
     }
 
-    /// True if no packet of the peer arrived while these were unanswered, or none of these there. The answer to the last one
-    /// may be the first packet.
-    fn is_outage(&self, probes: Unanswered) -> bool {
-        let has_returned = self.returned.is_some_and(|at| probes.first < at);
-        let arrived = self.last_received.is_some_and(|at| at >= probes.first + self.grace());
-        probes.is_silence() && (self.is_cut || has_returned || !arrived)
+    /// True if no packet of the peer arrived for long until a moment ago, or none of these there. The answer may be the
+    /// first packet.
+    fn is_outage(&self, probes: Unanswered, now: Instant) -> bool {
+        let ends = match self.heard {
+            Some((at, is_end)) => is_end && now < at + self.time_to_answer(),
+            None => self.is_cut || self.is_quiet(now),
+        };
+        ends && probes.is_silence()
     }
 
-    /// What was unanswered in an outage tells nothing about loss.
-    fn forget_outage(&mut self) {
-        self.samples.retain(|sample| sample.answered);
+    /// Time that the peer has for its first answer after it was away: the next probe may be the first that it receives.
+    fn time_to_answer(&self) -> Duration {
+        2 * UNANSWERED_INTERVAL + self.grace()
+    }
+
+    /// What was unanswered in an outage tells nothing about loss. One after the other does.
+    fn forget_outage(&mut self, now: Instant) {
+        if self.first_outage.is_none_or(|at| now >= at + OUTAGES_TIME) {
+            (self.outages, self.first_outage) = (0, Some(now));
+        }
+        if self.outages == MAX_OUTAGES {
+            return;
+        }
+        self.outages += 1;
+        let sent = now.checked_sub(self.round_trip).unwrap_or(now);
+        self.samples.retain(|sample| sample.answered || sample.sent > sent);
         if let Some(burst) = &mut self.burst {
             burst.sent = 0;
         }
@@ -249,7 +290,7 @@ impl ProbeLog {
         if now < burst.next {
             return false;
         }
-        if self.is_over(burst) {
+        if self.is_over(burst, now) {
             (self.burst, self.burst_ended) = (None, Some(now));
             self.samples.clear();
             return false;
@@ -267,17 +308,24 @@ impl ProbeLog {
 
     /// This host stood still: probes unanswered because of that do not count, and others take their place at once.
     fn forgive(&mut self, now: Instant) {
-        self.samples.retain(|sample| sample.answered);
+        match self.loss {
+            // It is measured anew, and named meanwhile.
+            Some(_) => self.samples.clear(),
+            None => self.samples.retain(|sample| sample.answered),
+        }
         self.unanswered = None;
         match &mut self.burst {
-            Some(burst) => burst.next = now,
+            Some(burst) => (burst.sent, burst.next) = (0, now),
             None => self.begin(now, false),
         }
     }
 
-    fn is_over(&self, burst: Burst) -> bool {
-        let lost = self.recent().filter(|sample| !sample.answered).count();
+    fn is_over(&self, burst: Burst, now: Instant) -> bool {
+        let decided = self.decided(now);
+        let recent = &decided[decided.len().saturating_sub(WINDOW)..];
+        let lost = recent.iter().filter(|answered| !**answered).count();
         burst.sent >= WINDOW
+            && recent.len() == WINDOW
             && self.unanswered.is_none_or(|probes| probes.turns < 3)
             && self.loss.is_none()
             && lost * 100 < WINDOW * MIN_LOSS
@@ -294,29 +342,31 @@ impl ProbeLog {
 
     fn grace(&self) -> Duration {
         let min = if self.busy { MAX_GRACE } else { MIN_GRACE };
-        (self.round_trip * 3).clamp(min, MAX_GRACE)
+        (self.round_trip * 3).clamp(min, MAX_GRACE.max(self.round_trip + MIN_GRACE))
     }
 
     fn oldest_pending(&self) -> Option<&Sample> {
         self.samples.iter().find(|sample| !sample.answered)
     }
 
-    fn recent(&self) -> impl Iterator<Item = &Sample> {
-        self.samples.iter().skip(self.samples.len().saturating_sub(WINDOW))
-    }
-
-    /// Recomputes the share of lost probes.
-    fn measure(&mut self, now: Instant) {
+    /// The samples that were answered, or not in time: true if they were.
+    fn decided(&self, now: Instant) -> Vec<bool> {
         let grace = self.grace();
         let is_decided = |sample: &&Sample| {
             sample.answered || now.saturating_duration_since(sample.sent) >= grace
         };
-        let decided: Vec<bool> =
-            self.samples.iter().filter(is_decided).map(|s| s.answered).collect();
+        self.samples.iter().filter(is_decided).map(|sample| sample.answered).collect()
+    }
+
+    /// Recomputes the share of lost probes.
+    fn measure(&mut self, now: Instant) {
+        let decided = self.decided(now);
         let recent = &decided[decided.len().saturating_sub(WINDOW)..];
         let is_lossy = self.burst.is_some() && self.is_lossy(recent, now);
         self.loss = match self.loss {
             _ if !is_lossy => None,
+            // As before until there is enough to measure.
+            Some((percent, at)) if recent.len() < MIN_DECIDED => Some((percent, at)),
             // Often enough for somebody who watches it.
             Some((percent, at)) if now < at + Duration::from_secs(1) => Some((percent, at)),
             before => Some((rounded(&decided, before.map(|(percent, _)| percent)), now)),
@@ -335,22 +385,19 @@ impl ProbeLog {
         let is_loss = self.loss.is_some()
             || lost < recent.len() && gaps >= MIN_GAPS
             || self.is_mostly_lost(now);
-        recent.len() >= MIN_DECIDED && is_loss && lost * 100 >= recent.len() * least
+        match recent.len() {
+            0..MIN_DECIDED => self.loss.is_some(),
+            of => is_loss && lost * 100 >= of * least,
+        }
     }
 
-    /// Nothing is answered, and packets of the peer arrive meanwhile: not only until that began, nor those of one that
-    /// has just returned, whose first answer is on its way.
+    /// Nothing is answered, and packets of the peer arrive meanwhile: not those of one that has just returned,
+    /// whose first answer is on its way.
     fn is_mostly_lost(&self, now: Instant) -> bool {
-        let Some((probes, received)) = self.unanswered.zip(self.last_received) else {
-            return false;
-        };
         let is_past = |at: Instant, time| now.saturating_duration_since(at) >= time;
-        let to_answer = 2 * UNANSWERED_INTERVAL + self.grace();
-        !self.is_cut
-            && is_past(probes.first, MIN_LOSS_TIME)
-            && received >= probes.first + self.grace()
-            && !is_past(received, IS_THERE)
-            && self.returned.is_some_and(|at| is_past(at, to_answer))
+        self.unanswered.is_some_and(|probes| is_past(probes.first, MIN_LOSS_TIME))
+            && self.last_received.is_some_and(|at| !is_past(at, IS_THERE))
+            && self.heard.is_some_and(|(at, _)| is_past(at, self.time_to_answer()))
     }
 }
 

@@ -12,6 +12,9 @@ struct Sim {
     now: Instant,
     stamp: i128,
     sent: Vec<Instant>,
+    round_trip: Duration,
+    /// Answers on their way.
+    answers: VecDeque<(Instant, i128)>,
     /// Between two trains.
     interval: Duration,
     /// Time between two packets of the peer, if there are any.
@@ -29,6 +32,8 @@ impl Sim {
             now,
             stamp: 0,
             sent: Vec::new(),
+            round_trip: RTT,
+            answers: VecDeque::new(),
             interval: 2000 * MS,
             receives: None,
             received: None,
@@ -41,7 +46,13 @@ impl Sim {
         self.sent.push(self.now);
         self.log.handle_sent(self.stamp, self.now);
         if !is_lost(self.stamp) {
-            self.log.handle_answer(self.stamp, RTT, self.now + RTT);
+            self.answers.push_back((self.now + self.round_trip, self.stamp));
+        }
+    }
+
+    fn receive(&mut self) {
+        while let Some((at, stamp)) = self.answers.pop_front_if(|(at, _)| *at <= self.now) {
+            self.log.handle_answer(stamp, self.round_trip, at);
         }
     }
 
@@ -54,6 +65,7 @@ impl Sim {
     fn run_from(&mut self, mut train_at: Instant, time: Duration, is_lost: impl Fn(i128) -> bool) {
         let end = self.now + time;
         while self.now < end {
+            self.receive();
             let since = self.now - self.start;
             let last = self.receives.map(|every| {
                 self.now - Duration::from_millis((since.as_millis() % every.as_millis()) as u64)
@@ -139,7 +151,7 @@ fn outage_that_ends_is_no_loss() {
                 }
             };
             run(&mut sim, 1900, false);
-            for outage in [5000, 2000, 1500] {
+            for (outage, until_next) in [(5000, 1300), (2000, 700), (1500, 1300)] {
                 sim.receives = meanwhile;
                 run(&mut sim, 500, true);
                 sim.is_cut = is_cut;
@@ -149,10 +161,60 @@ fn outage_that_ends_is_no_loss() {
                 }
                 (sim.receives, sim.is_cut) = (often, false);
                 run(&mut sim, until_answered.unwrap_or_default(), true);
-                run(&mut sim, 1300, false);
+                run(&mut sim, until_next, false);
             }
         }
     }
+}
+
+#[test]
+fn outages_that_repeat_are_loss() {
+    for (up, down) in [(500, 1600), (300, 1800), (700, 1900)] {
+        let mut sim = Sim::new();
+        let (mut train_at, mut named) = (sim.now, 0);
+        for ms in 0..60_000 {
+            let is_down = ms >= 5000 && ms % (up + down) < down;
+            sim.receives = (!is_down).then_some(10 * MS);
+            sim.run_from(train_at, MS, |_| is_down);
+            if sim.now > train_at {
+                train_at += sim.interval;
+            }
+            named += u32::from(ms >= 20_000 && sim.log.loss_percent().is_some());
+        }
+        assert!(named >= 36_000, "{up} {down}: {named} of 40000 ms");
+    }
+}
+
+#[test]
+fn bursts_and_losses_end_at_any_round_trip() {
+    for round_trip in [1, 300, 600, 900, 1200, 1800] {
+        let mut sim = Sim { round_trip: round_trip * MS, receives: Some(10 * MS), ..Sim::new() };
+        sim.run(10_000 * MS, |_| false);
+        assert_eq!(sim.log.loss_percent(), None, "{round_trip} ms: {:?}", sim.log);
+        sim.run(10_000 * MS, forty_percent);
+        assert!(sim.log.loss_percent().is_some(), "{round_trip} ms: {:?}", sim.log);
+        sim.run(10_000 * MS, |_| false);
+        let is_over = sim.log.loss_percent().is_none() && !sim.log.is_bursting();
+        assert!(is_over, "{round_trip} ms: {:?}", sim.log);
+    }
+}
+
+/// The answers of that time are lost.
+#[test]
+fn host_that_stands_still_ends_no_loss() {
+    let mut sim = Sim { receives: Some(10 * MS), ..Sim::new() };
+    sim.run(3000 * MS, forty_percent);
+    for _ in 0..5 {
+        assert!(sim.log.loss_percent().is_some(), "{:?}", sim.log);
+        sim.now += 700 * MS;
+        sim.answers.clear();
+        for _ in 0..2500 {
+            sim.run_from(sim.now + 1000 * MS, MS, forty_percent);
+            assert!(sim.log.loss_percent().is_some(), "{:?}", sim.log);
+        }
+    }
+    sim.run(3000 * MS, |_| false);
+    assert_eq!(sim.log.loss_percent(), None);
 }
 
 /// Number of 1,000 random losses of 40 % that are not named within this time of the first train that

@@ -34,7 +34,9 @@ const SILENCE: Duration = Duration::from_millis(600);
 /// Validity of the peer's report of loss, during which it probes every 100 ms.
 const LOSS_RETENTION: Duration = Duration::from_secs(3);
 
-/// Age of a latency that is renewed.
+/// Age of a report of the peer up to which it counts.
+const IS_REPORTED: Duration = Duration::from_secs(1);
+/// Age of a latency that is renewed, and of the last packet of a peer that is there.
 const IS_OLD: Duration = Duration::from_secs(5);
 
 pub(super) struct Diagnosis {
@@ -183,6 +185,7 @@ impl Diagnosis {
             (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
             (self.unreceived, self.delivered, self.peer_loss) = (None, None, None);
             (self.peer_id_differs, self.peer_nodes, self.peer_refuses_ipv6) = (false, None, false);
+            self.peer_has_replicas = false;
             return;
         };
         self.is_weft = true;
@@ -197,7 +200,8 @@ impl Diagnosis {
         self.peer_handed_over = weft.handed_over.then_some(now).or(self.peer_handed_over);
         let received = message.report().and_then(|report| now.checked_sub(report.received_ago?));
         let first = self.log.unanswered().map(|probes| probes.first).filter(|first| now > *first);
-        let is_unreceived = first.is_some_and(|first| received.is_none_or(|at| at < first));
+        let is_unreceived =
+            first.is_some_and(|first| received.is_none_or(|at| at < first + self.log.round_trip()));
         let since = self.unreceived.map_or(now, |(since, _)| since);
         self.unreceived = is_unreceived.then_some((since, now));
         if weft.suspects {
@@ -301,7 +305,8 @@ impl Diagnosis {
         now: Instant,
     ) -> &[TimedFault] {
         self.last_received = traffic.last_authentic;
-        self.log.set_received(traffic.last_authentic, self.unreceived.is_some());
+        let is_cut = self.unreceived.is_some_and(|(_, last)| now < last + IS_REPORTED);
+        self.log.set_received(traffic.last_authentic, is_cut);
         if value != ConnectionValue::Connected {
             self.log.pause();
             self.peer_loss = None;
