@@ -80,9 +80,10 @@ impl Ways {
         let older = |at: Instant, than: Duration| now.saturating_duration_since(at) > than;
         let is_first = self.is_first(signs);
         let probes = if signs.peer_has_replicas { RETRY_PROBES_OF_REPLICAS } else { RETRY_PROBES };
+        let patience = signs.interval.max(Duration::from_secs(1));
         let timeout = match is_first {
             true => FIRST_TRY,
-            false => signs.interval.max(Duration::from_secs(1)) * probes,
+            false => patience * probes,
         };
         let lost = match signs.is_probing {
             true => signs.unanswered.is_some_and(|since| older(since, timeout)),
@@ -91,7 +92,8 @@ impl Ways {
         let is_quiet = signs.last_authentic.is_none_or(|at| older(at, timeout));
         let is_soon = is_first || signs.peer_has_replicas && self.in_vain == 1;
         let pause = match signs.last_authentic {
-            _ if signs.is_connected || is_soon => timeout,
+            _ if is_soon => timeout,
+            _ if signs.is_connected => patience * RETRY_PROBES,
             Some(at) if at > self.changed || self.in_vain < SOON_WAYS => SOON_PAUSE,
             Some(_) | None => RETRY_PAUSE,
         };
@@ -200,14 +202,14 @@ mod tests {
         };
         let mut ways = Ways::new(start);
         let mut changes = Vec::new();
-        for second in 11..=33 {
-            let now = start + second * SECOND;
+        for second in 11..=40 {
+            let now = start + second * Duration::from_millis(1001);
             if ways.is_due(signs, now) {
                 ways.change(signs, now);
                 changes.push((second, ways.ports));
             }
             signs.is_connected = second < 20;
         }
-        assert_eq!(changes, [(13, 0), (16, 1), (19, 2), (25, 3)]);
+        assert_eq!(changes, [(12, 0), (14, 1), (20, 2), (25, 3), (40, 4)]);
     }
 }
