@@ -44,7 +44,10 @@ fn with_optional_spec(mut crd: CustomResourceDefinition) -> CustomResourceDefini
     crd
 }
 
+/// Helm deletes what a release had and the next one has not, as one that was restored by hand, but for what is marked.
 fn installed(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    let annotations = crd.metadata.annotations.get_or_insert_default();
+    annotations.insert("helm.sh/resource-policy".to_owned(), "keep".to_owned());
     schemas(&mut crd).for_each(|schema| schema.title = None); // the name of a Rust type
     schemas(&mut crd).for_each(kubernetes_words);
     crd
