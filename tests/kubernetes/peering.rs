@@ -95,6 +95,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
     step("a server has a new pod before the old one leaves", || client_follows_server(pair))?;
+    step("a gateway has a new pod if its account is made anew", || pod_follows_account(pair))?;
     step("both API servers are away", || absent_api_servers_cause_no_loss(pair))?;
     step("all other pods of weft are replaced", || other_pods_are_replaced_without_loss(pair))?;
     step("second replicas stand by", || failover::second_replicas(pair))?;
@@ -146,6 +147,25 @@ fn client_follows_server(pair: &Pair) -> Result<()> {
     note_time(outage, "without a server while its pod was replaced");
     ensure!(outage < REPLACED, "{traffic:?}");
     wait_until("its node is published", SOON, || is_reported(milan, server))
+}
+
+/// An API server answers no request with the token of an account that is gone.
+fn pod_follows_account(pair: &Pair) -> Result<()> {
+    let (rome, client) = (&pair.clusters[0], GATEWAYS[0]);
+    let before = pod_of(rome, client)?;
+    let traffic = pair.streaming(|| {
+        rome.kubectl(&["delete", "serviceaccount", "gw-client", "--namespace", client.namespace])?;
+        wait_until("another pod has taken its place", REMADE, || {
+            let now = pod_of(rome, client)?;
+            ensure!(now != before, "{now} is there");
+            is_alone(rome, client)
+        })?;
+        pair.wait_connected(SOON)
+    })?;
+    let outage = traffic.longest_outage();
+    note_time(outage, "without a client while its pod was replaced");
+    ensure!(outage < REPLACED, "{traffic:?}");
+    wait_until("its node is published", SOON, || is_reported(rome, client))
 }
 
 fn is_alone(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {

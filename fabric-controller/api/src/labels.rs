@@ -17,6 +17,8 @@ pub const ACTIVE: &str = "networking.liqo.io/active";
 /// Uid of a gateway's pod, on the pod itself once the gateway has several. Its Service selects by it the one that has
 /// the tunnel.
 pub const REPLICA: &str = "fabric.weft.dev/replica";
+/// Annotation of a gateway's pods: uid of the ServiceAccount whose token they have. One that is made anew makes new pods.
+pub const SERVICE_ACCOUNT: &str = "fabric.weft.dev/service-account";
 /// `pod` or `external`, on a Network that a Configuration owns.
 pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
 /// One of [`NETWORK_TYPES`], on the cluster's own Networks.

@@ -131,6 +131,8 @@ enum News {
 struct Wanted {
     gateway: PlannedGateway,
     template: Result<Origin, Fault>,
+    /// Uid of its ServiceAccount, once that is there.
+    account: Option<String>,
     objects: Result<Vec<Desired>, Fault>,
     /// The user has edited this gateway, and nothing that all of them have in common.
     is_edited: bool,
@@ -332,7 +334,13 @@ impl Gateways {
         self.retry = None;
         self.render(plan);
         let mut faults = Faults::new();
-        let Err(error) = self.make(plan, &mut faults).await else { return faults };
+        let mut made = self.make(plan, &mut faults).await;
+        // With the uids of accounts that were made just now.
+        if made.is_ok() && self.render(plan) {
+            faults.clear();
+            made = self.make(plan, &mut faults).await;
+        }
+        let Err(error) = made else { return faults };
         tracing::debug!(%error, "tried again soon");
         self.retry = Some(Instant::now() + RETRY);
         before.into_iter().chain(faults).collect()
@@ -348,20 +356,30 @@ impl Gateways {
         self.write_services(plan, faults).await
     }
 
-    fn render(&mut self, plan: &Plan) {
+    /// Returns true if anything is rendered anew.
+    fn render(&mut self, plan: &Plan) -> bool {
+        let mut is_new = false;
         self.wanted.retain(|gateway, _| plan.gateways.contains_key(gateway));
         for (reference, gateway) in &plan.gateways {
             let template = template::template_of(gateway, self.live.objects(), &self.installation);
             let origin = template.as_ref().map(|of| of.origin.clone()).map_err(Fault::clone);
             let same = self.wanted.get(reference);
-            if same.is_some_and(|known| known.gateway == *gateway && known.template == origin) {
+            let account = rights::account_uid(self.live.objects(), gateway);
+            let is_same = |of: &Wanted| {
+                of.gateway == *gateway && of.template == origin && of.account == account
+            };
+            if same.is_some_and(is_same) {
                 continue;
             }
-            let objects = template.and_then(|template| objects_of(gateway, &template));
+            let objects =
+                template.and_then(|template| objects_of(gateway, &template, account.as_deref()));
             let is_edited = same.is_some_and(|known| known.template == origin);
-            let wanted = Wanted { gateway: gateway.clone(), template: origin, objects, is_edited };
+            let gateway = gateway.clone();
+            let wanted = Wanted { gateway, template: origin, account, objects, is_edited };
             self.wanted.insert(reference.clone(), wanted);
+            is_new = true;
         }
+        is_new
     }
 
     /// Lets gateways read GatewayRecords. Their accounts may follow.
@@ -465,10 +483,14 @@ impl Gateways {
     }
 }
 
-fn objects_of(gateway: &PlannedGateway, template: &Template<'_>) -> Result<Vec<Desired>, Fault> {
+fn objects_of(
+    gateway: &PlannedGateway,
+    template: &Template<'_>,
+    account: Option<&str>,
+) -> Result<Vec<Desired>, Fault> {
     let rendered = template::rendered(gateway, template)?;
     objects::check_name(gateway, &rendered)?;
-    let objects = objects::objects_of(gateway, rendered);
+    let objects = objects::objects_of(gateway, rendered, account);
     let objects = objects.and_then(|objects| objects.iter().map(Desired::of).collect());
     objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })
 }

@@ -17,10 +17,12 @@ use fabric_index::owner::reference_to;
 use fabric_index::placement::PlannedGateway;
 
 /// Its service account with its rights, its Deployment, the Service of a server, and the disruption budget
-/// of several replicas: all named `gw-NAME`, all gone when the GatewayServer or GatewayClient is.
+/// of several replicas: all named `gw-NAME`, all gone when the GatewayServer or GatewayClient is. The Deployment only with
+/// the account's uid.
 pub(super) fn objects_of(
     gateway: &PlannedGateway,
     rendered: Rendered,
+    account: Option<&str>,
 ) -> serde_json::Result<Vec<DynamicObject>> {
     let metadata = |own: ObjectMeta| with_labels(gateway, own);
     let name = gateway.object.name();
@@ -39,7 +41,12 @@ pub(super) fn objects_of(
     if deployment.spec.replicas.is_some_and(|replicas| replicas > 1) {
         objects.push(dynamic(&budget(metadata(ObjectMeta::default()), &deployment))?);
     }
-    objects.push(dynamic(&deployment)?);
+    if let Some(account) = account {
+        let pod = deployment.spec.template.metadata.get_or_insert_default();
+        let annotations = pod.annotations.get_or_insert_default();
+        annotations.insert(labels::SERVICE_ACCOUNT.to_owned(), account.to_owned());
+        objects.push(dynamic(&deployment)?);
+    }
     Ok(objects)
 }
 
@@ -140,7 +147,7 @@ mod tests {
         change(&mut template["spec"]["template"]["spec"]["deployment"]["spec"]);
         let variables = Variables::of_server(server, &gateway.peer);
         let rendered = Rendered::new(&template["spec"]["template"], &variables).unwrap();
-        let objects = objects_of(&gateway, rendered).unwrap();
+        let objects = objects_of(&gateway, rendered, Some("account")).unwrap();
         objects.into_iter().map(|object| serde_json::to_value(object).unwrap()).collect()
     }
 
@@ -202,5 +209,6 @@ mod tests {
         assert_eq!(pod["metadata"]["labels"]["mine"], "too");
         assert_eq!(pod["metadata"]["labels"]["networking.liqo.io/active"], "true");
         assert_eq!(pod["metadata"]["labels"]["liqo.io/remote-cluster-id"], "milan");
+        assert_eq!(pod["metadata"]["annotations"]["fabric.weft.dev/service-account"], "account");
     }
 }
