@@ -15,7 +15,7 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, solved, states};
 use crate::scene::{PORT, Scene, first_pod, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 19] = [
+pub(super) const CASES: [Case; 20] = [
     CUT,
     ONE_WAY,
     OWN_OUTPUT,
@@ -27,6 +27,7 @@ pub(super) const CASES: [Case; 19] = [
     HANGS,
     LOSS,
     HEAVY_LOSS,
+    IDLE_LOSS,
     WRONG_CIDR,
     LEFT_OUT_FAMILY,
     WRONG_KEY_AT_FIRST,
@@ -46,10 +47,11 @@ const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
 const HANGS: Case = ("peer hangs, again and again", hangs);
-const LOSS: Case = ("40 % loss", || loss(40, &[("rome", "output", "dport")]));
+const LOSS: Case = ("40 % loss", || loss(40, true, &[("rome", "output", "dport")]));
 const HEAVY_LOSS: Case = ("90 % loss both ways", || {
-    loss(90, &[("rome", "input", "sport"), ("milan", "input", "dport")])
+    loss(90, true, &[("rome", "input", "sport"), ("milan", "input", "dport")])
 });
+const IDLE_LOSS: Case = ("90 % loss, idle", || loss(90, false, &[("rome", "output", "dport")]));
 const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
 const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
 const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
@@ -113,6 +115,12 @@ fn loss_of_forty_percent_is_named() -> Result<()> {
 #[test]
 fn loss_of_ninety_percent_is_named() -> Result<()> {
     hold(HEAVY_LOSS)
+}
+
+/// Probes alone show it.
+#[test]
+fn loss_of_ninety_percent_is_named_without_traffic() -> Result<()> {
+    hold(IDLE_LOSS)
 }
 
 #[test]
@@ -351,7 +359,7 @@ fn kill_all(cluster: &Cluster) -> Result<()> {
 }
 
 /// Beside what pods send one another all day. Drops are in a hook of a cluster's host, by the port of the server.
-fn loss(percent: u8, drops: &[(&str, &str, &str)]) -> Result<Vec<Seen>> {
+fn loss(percent: u8, has_traffic: bool, drops: &[(&str, &str, &str)]) -> Result<Vec<Seen>> {
     connected(|scene, _, seen| {
         let mut ways = Vec::new();
         for (from, to) in [("rome", "milan"), ("milan", "rome")] {
@@ -359,7 +367,8 @@ fn loss(percent: u8, drops: &[(&str, &str, &str)]) -> Result<Vec<Seen>> {
             let at = first_pod(scene.cluster(to)).ns.clone();
             ways.push(Way { from: pod.ns, to: SocketAddr::new(address, 9999), at });
         }
-        let streams = Streams::start(&ways, Duration::from_millis(2), 100)?;
+        let streams = has_traffic.then(|| Streams::start(&ways, Duration::from_millis(2), 100));
+        let streams = streams.transpose()?;
         for (cluster, hook, port) in drops {
             scene.cluster(cluster).head().net().nft(&format!(
                 "table inet fault {{\nchain drops {{ type filter hook {hook} priority -400;\n\
@@ -376,8 +385,9 @@ fn loss(percent: u8, drops: &[(&str, &str, &str)]) -> Result<Vec<Seen>> {
             scene.cluster(cluster).head().net().nft("delete table inet fault\n")?;
         }
         seen.extend(both_solved(scene, Instant::now())?);
-        let lost = streams.stop().iter().map(|report| report.lost).sum::<u64>();
-        ensure!(lost > 0, "nothing was lost");
+        let reports = streams.map(|streams| streams.stop());
+        let lost = reports.iter().flatten().map(|report| report.lost).sum::<u64>();
+        ensure!(lost > 0 || !has_traffic, "nothing was lost");
         Ok(())
     })
 }
