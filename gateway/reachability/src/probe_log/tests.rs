@@ -51,7 +51,10 @@ impl Sim {
     }
 
     fn receive(&mut self) {
-        while let Some((at, stamp)) = self.answers.pop_front_if(|(at, _)| *at <= self.now) {
+        while let Some((at, stamp)) =
+            self.answers.front().copied().filter(|(at, _)| *at <= self.now)
+        {
+            self.answers.pop_front();
             self.log.handle_answer(stamp, self.round_trip, at);
         }
     }
