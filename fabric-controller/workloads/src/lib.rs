@@ -364,7 +364,7 @@ impl Gateways {
             let template = template::template_of(gateway, self.live.objects(), &self.installation);
             let origin = template.as_ref().map(|of| of.origin.clone()).map_err(Fault::clone);
             let same = self.wanted.get(reference);
-            let account = rights::account_uid(self.live.objects(), gateway);
+            let account = place::account_uid(self.live.objects(), gateway);
             let is_same = |of: &Wanted| {
                 of.gateway == *gateway && of.template == origin && of.account == account
             };

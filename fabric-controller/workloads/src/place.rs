@@ -15,7 +15,7 @@ use super::Nodes;
 use super::endpoint::endpoint;
 use super::live::{Key, Objects, Watched};
 use super::pods::GatewayPod;
-use fabric_index::placement::Placement;
+use fabric_index::placement::{Placement, PlannedGateway};
 
 /// Observed state that decides where gateways are.
 #[derive(Clone, Copy)]
@@ -39,6 +39,16 @@ pub(super) fn placements(world: World<'_>) -> BTreeMap<ObjectRef, Placement> {
 /// The GatewayServer or GatewayClient that an object was made for.
 pub(super) fn gateway_of(object: &DynamicObject) -> Option<ObjectRef> {
     owner_of(&object.metadata).map(|(gateway, _)| gateway)
+}
+
+/// Uid of the ServiceAccount that was made for that gateway.
+pub(super) fn account_uid(live: &Objects, gateway: &PlannedGateway) -> Option<String> {
+    let namespace = gateway.object.namespace().unwrap_or_default();
+    let key = Key::new(Watched::Account, namespace, &format!("gw-{}", gateway.object.name()));
+    let account = &live.get(&key)?.metadata;
+    let is_own = owner_of(account).is_some_and(|(_, uid)| uid == gateway.object.uid());
+    let stays = is_own && account.deletion_timestamp.is_none();
+    account.uid.clone().filter(|_| stays)
 }
 
 /// True if an object was made for a gateway of the same name as the one that it is wanted for.

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use fabric_api::labels;
-use fabric_index::placement::PlannedGateway;
 use fabric_objects::ObjectRef;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{
@@ -12,23 +11,10 @@ use k8s_openapi::api::rbac::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::live::{Key, Objects, Watched};
-
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// Name of the ClusterRole that may read GatewayRecords, and of its binding. The release has both, the
 /// latter without subjects.
 pub(super) const RECORD_READERS: &str = "liqo-gateway-records";
-
-/// Uid of the ServiceAccount that was made for that gateway.
-pub(super) fn account_uid(live: &Objects, gateway: &PlannedGateway) -> Option<String> {
-    let namespace = gateway.object.namespace().unwrap_or_default();
-    let key = Key::new(Watched::Account, namespace, &format!("gw-{}", gateway.object.name()));
-    let account = &live.get(&key)?.metadata;
-    let owners = account.owner_references.iter().flatten();
-    let is_own = owners.into_iter().any(|owner| owner.uid == gateway.object.uid());
-    let stays = is_own && account.deletion_timestamp.is_none();
-    account.uid.clone().filter(|_| stays)
-}
 
 pub(super) fn account(metadata: ObjectMeta) -> ServiceAccount {
     ServiceAccount { metadata, ..ServiceAccount::default() }

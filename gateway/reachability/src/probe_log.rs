@@ -223,7 +223,7 @@ impl ProbeLog {
         2 * UNANSWERED_INTERVAL + self.grace()
     }
 
-    /// What was unanswered in an outage tells nothing about loss. One after the other does.
+    /// Drops what was unanswered in an outage, which is no loss. Outages that follow each other are.
     fn forget_outage(&mut self, now: Instant) {
         if self.first_outage.is_none_or(|at| now >= at + OUTAGES_TIME) {
             (self.outages, self.first_outage) = (0, Some(now));

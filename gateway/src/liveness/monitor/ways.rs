@@ -2,14 +2,16 @@
 //!
 //! Connection tracking on the way may pin the client's packets to a server that is gone, so a way that is
 //! given up is followed by one from another source port. A client that has just started, and one of a server with
-//! replicas, stays at its port for the first two: a server whose address has changed, or another replica, initiates there.
+//! replicas, stays at its port for the first two: a server whose address has changed, or another replica,
+//! initiates there.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Number of probes a client leaves unanswered before it tries another way, and the time it then
-/// gives that way. Of a server with replicas another one may answer elsewhere.
+/// gives that way.
 const RETRY_PROBES: u32 = 3;
+/// The number of a server with replicas: another one may answer elsewhere.
 const RETRY_PROBES_OF_REPLICAS: u32 = 1;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
 /// The same for so many ways after one that worked: some lead to where the server was followed to, some to
@@ -133,18 +135,23 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// Of a client that last received something at that time.
+    fn signs(last_authentic: Option<Instant>, unanswered: Option<Instant>) -> Signs {
+        Signs {
+            interval: 2 * SECOND,
+            peer_has_replicas: false,
+            is_connected: last_authentic.is_some(),
+            unanswered,
+            is_probing: true,
+            last_authentic,
+            endpoint: None,
+        }
+    }
+
     #[test]
     fn client_that_starts_keeps_its_port_for_a_second_try() {
         let start = Instant::now();
-        let signs = Signs {
-            interval: 2 * SECOND,
-            peer_has_replicas: false,
-            is_connected: false,
-            unanswered: Some(start),
-            is_probing: true,
-            last_authentic: None,
-            endpoint: None,
-        };
+        let signs = signs(None, Some(start));
         let mut ways = Ways::new(start);
         let mut changes = Vec::new();
         for second in 1..=24 {
@@ -161,15 +168,7 @@ mod tests {
     fn client_that_was_connected_changes_its_port_at_once() {
         let start = Instant::now();
         let lost = Some(start + 10 * SECOND);
-        let signs = Signs {
-            interval: 2 * SECOND,
-            peer_has_replicas: false,
-            is_connected: true,
-            unanswered: lost,
-            is_probing: true,
-            last_authentic: lost,
-            endpoint: None,
-        };
+        let signs = signs(lost, lost);
         let mut ways = Ways::new(start);
         assert!(!ways.is_due(signs, start + 16 * SECOND));
         assert!(ways.is_due(signs, start + 17 * SECOND));
@@ -188,18 +187,10 @@ mod tests {
     }
 
     #[test]
-    fn client_of_replicas_tries_endpoint_from_its_port_soon() {
+    fn client_of_replicas_keeps_its_port_for_one_try() {
         let start = Instant::now();
         let lost = Some(start + 10 * SECOND);
-        let mut signs = Signs {
-            interval: 2 * SECOND,
-            peer_has_replicas: true,
-            is_connected: true,
-            unanswered: lost,
-            is_probing: true,
-            last_authentic: lost,
-            endpoint: None,
-        };
+        let mut signs = Signs { peer_has_replicas: true, ..signs(lost, lost) };
         let mut ways = Ways::new(start);
         let mut changes = Vec::new();
         for second in 11..=40 {
