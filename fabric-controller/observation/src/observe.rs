@@ -188,6 +188,10 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
             problems.extend(faults::problems(&view, config, now));
             problems.extend(nodes::problems(&peering, now));
         }
+        let is_explained = left.is_some() || life.is_some_and(|life| life.problem.is_some());
+        if !is_explained {
+            problems.extend(unexplained(config, &peering));
+        }
         if left.is_some() {
             peering.state = State::Error;
             peering.latency = None;
@@ -230,6 +234,25 @@ fn gateway_problems(config: &GatewayConfig) -> Vec<String> {
     let reported = reported.filter(|problem| !problem.trim().is_empty());
     found.extend(reported.map(|problem| format!("gateway {namespace}/{name}: {problem}")));
     found
+}
+
+/// Problem of a gateway that has named none yet: a state other than Connected never stands there without one.
+fn unexplained(config: &GatewayConfig, peering: &Peering) -> Option<String> {
+    let (namespace, name) = names(config);
+    let peer = &config.spec.peer_cluster_id;
+    let text = match peering.state {
+        State::Waiting => format!(
+            "there is no Connection gw-{name} yet, or none any more; it writes one within 5 s of its start or of \
+             the loss of that"
+        ),
+        State::Connecting => format!("no packet of {peer} has arrived yet; it looks for the cause"),
+        State::Error => {
+            format!("{peer} has not answered for several seconds; it looks for the cause")
+        }
+        State::Connected | State::Degraded | State::Down => return None,
+    };
+    let is_named = !peering.faults.is_empty() || !gateway_problems(config).is_empty();
+    (!is_named).then(|| format!("gateway {namespace}/{name}: {text}"))
 }
 
 /// The store's objects by kind.

@@ -111,6 +111,39 @@ fn a_gateway_that_has_just_started_is_connecting() {
 }
 
 #[test]
+fn no_state_but_connected_is_without_a_problem() {
+    let own: fn() -> Object = || config("t", "client", "n1").into();
+    for (value, expected, problem) in [
+        (None, State::Waiting, "no Connection gw-client yet"),
+        (Some(ConnectionValue::Connecting), State::Connecting, "no packet of milan"),
+        (Some(ConnectionValue::Error), State::Error, "milan has not answered"),
+    ] {
+        let connection = value.map(|value| Object::from(connection(value)));
+        let keyed = || {
+            let mut gateway = config("t", "client", "n1");
+            gateway.spec.peer_public_key = Some("k".to_owned());
+            gateway
+        };
+        let life = Some(Liveness::Answers);
+        let seen = observe(
+            &snapshot([keyed().into()].into_iter().chain(connection.clone())),
+            &found(life),
+        );
+        let [shown] = &seen.problems[..] else { panic!("{seen:?}") };
+        assert_eq!(seen.peerings[0].state, expected);
+        assert!(shown.starts_with("gateway t/client: ") && shown.contains(problem), "{shown}");
+
+        let mut named = keyed();
+        named.status.get_or_insert_default().problems = vec!["it misses much".to_owned()];
+        for gateway in [named.into(), own()] {
+            let seen =
+                observe(&snapshot([gateway].into_iter().chain(connection.clone())), &found(life));
+            assert_eq!(seen.problems.len(), 1, "one cause is enough: {:?}", seen.problems);
+        }
+    }
+}
+
+#[test]
 fn stale_gateway_of_other_host_is_error() {
     let ago =
         |seconds: i64| Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
