@@ -40,9 +40,9 @@ const IS_THERE: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_millis(1400);
 /// The same for packets that may be noticed late: monitors wake at least every two seconds.
 const WAS_AWAY: Duration = Duration::from_millis(2500);
-/// Outages that are no loss, and the time that they are counted for: more of them are.
-const MAX_OUTAGES: u8 = 3;
-const OUTAGES_TIME: Duration = Duration::from_secs(30);
+/// Outages within that time which make a loss, of the share that they last: a single one is none.
+const MIN_OUTAGES: u32 = 8;
+const OUTAGES_TIME: Duration = Duration::from_secs(40);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -85,9 +85,10 @@ pub struct ProbeLog {
     heard: Option<(Instant, bool)>,
     /// The peer reports that it has received none of the unanswered probes.
     is_cut: bool,
-    /// Number of outages that were forgotten lately, and the first of them.
-    outages: u8,
-    first_outage: Option<Instant>,
+    /// Those of late.
+    outages: VecDeque<Outage>,
+    /// Share of the time that they last, in percent, if the link fails again and again.
+    outage_percent: Option<u8>,
     asked: Option<Instant>,
     /// As reported last, and when.
     loss: Option<(u8, Instant)>,
@@ -98,6 +99,13 @@ struct Sample {
     stamp: i128,
     sent: Instant,
     answered: bool,
+}
+
+/// Time in which no probe was answered.
+#[derive(Clone, Copy, Debug)]
+struct Outage {
+    begun: Instant,
+    ended: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -121,8 +129,8 @@ impl Default for ProbeLog {
             last_received: None,
             heard: None,
             is_cut: false,
-            outages: 0,
-            first_outage: None,
+            outages: VecDeque::new(),
+            outage_percent: None,
             asked: None,
             loss: None,
         }
@@ -146,9 +154,9 @@ impl ProbeLog {
         self.last_answer
     }
 
-    /// The share of lost probes in percent, if that is worth reporting.
+    /// The share of lost probes, or of the time in outages, in percent, if that is worth reporting.
     pub fn loss_percent(&self) -> Option<u8> {
-        self.loss.map(|(percent, _)| percent)
+        self.loss.map(|(percent, _)| percent).or(self.outage_percent)
     }
 
     /// Time between two trains, of those that are sent every `interval`.
@@ -200,9 +208,13 @@ impl ProbeLog {
     pub fn handle_answer(&mut self, stamp: i128, round_trip: Duration, now: Instant) {
         self.round_trip = round_trip;
         self.handle_overtaken(stamp);
-        let is_outage = self.unanswered.is_some_and(|probes| self.is_outage(probes, now));
-        if is_outage && self.loss.is_none() {
-            self.forget_outage(now);
+        let silence = self.unanswered.filter(Unanswered::is_silence);
+        if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
+            if self.is_outage(now) {
+                self.forget_outage(now);
+            }
+            self.outages.push_back(Outage { begun: silence.first, ended: now });
+            self.count_outages(now);
         }
         (self.unanswered, self.heard) = (None, None);
         self.last_answer = Some(now);
@@ -210,12 +222,11 @@ impl ProbeLog {
 
     /// True if no packet of the peer arrived for long until a moment ago, or none of these there. The answer may be the
     /// first packet.
-    fn is_outage(&self, probes: Unanswered, now: Instant) -> bool {
-        let ends = match self.heard {
+    fn is_outage(&self, now: Instant) -> bool {
+        match self.heard {
             Some((at, is_end)) => is_end && now < at + self.time_to_answer(),
             None => self.is_cut || self.is_quiet(now),
-        };
-        ends && probes.is_silence()
+        }
     }
 
     /// Time that the peer has for its first answer after it was away: the next probe may be the first that it receives.
@@ -223,20 +234,35 @@ impl ProbeLog {
         2 * UNANSWERED_INTERVAL + self.grace()
     }
 
-    /// Drops what was unanswered in an outage, which is no loss. Outages that follow each other are.
+    /// Drops what was unanswered in an outage, which is no loss.
     fn forget_outage(&mut self, now: Instant) {
-        if self.first_outage.is_none_or(|at| now >= at + OUTAGES_TIME) {
-            (self.outages, self.first_outage) = (0, Some(now));
-        }
-        if self.outages == MAX_OUTAGES {
-            return;
-        }
-        self.outages += 1;
         let sent = now.checked_sub(self.round_trip).unwrap_or(now);
         self.samples.retain(|sample| sample.answered || sample.sent > sent);
         if let Some(burst) = &mut self.burst {
             burst.sent = 0;
         }
+    }
+
+    /// Recomputes the share of outages, which ends once none came for twice the usual time between two.
+    fn count_outages(&mut self, now: Instant) {
+        self.outages.retain(|outage| now < outage.ended + OUTAGES_TIME);
+        if self.outages_due().is_some_and(|due| now >= due) {
+            self.outages.clear();
+        }
+        let begun = self.outages.front().map_or(now, |first| first.begun);
+        let lasted: Duration = self.outages.iter().map(|of| of.ended - of.begun).sum();
+        let percent = lasted.as_millis() * 100 / now.duration_since(begun).as_millis().max(1);
+        let percent = usize::try_from(percent).unwrap_or(usize::MAX);
+        let is_loss = self.outages_due().is_some() && percent >= MIN_LOSS / 2;
+        self.outage_percent = is_loss.then(|| rounded(percent, self.outage_percent));
+    }
+
+    /// Time at which outages that were many are over.
+    fn outages_due(&self) -> Option<Instant> {
+        let (first, last) = self.outages.front().zip(self.outages.back())?;
+        let count = u32::try_from(self.outages.len()).unwrap_or(u32::MAX);
+        let interval = (last.ended - first.ended) / count.saturating_sub(1).max(1);
+        (count >= MIN_OUTAGES).then(|| last.ended + interval * 2)
     }
 
     /// An answer arrived behind a later one: its probe was not lost.
@@ -257,8 +283,9 @@ impl ProbeLog {
 
     /// Ends a burst: there is no connection to measure.
     pub fn pause(&mut self) {
-        (self.burst, self.loss) = (None, None);
+        (self.burst, self.loss, self.outage_percent) = (None, None, None);
         self.samples.clear();
+        self.outages.clear();
     }
 
     /// Returns true if this end itself misses answers.
@@ -268,6 +295,11 @@ impl ProbeLog {
 
     /// Deadline of the next [`Self::handle_tick`].
     pub fn deadline(&self) -> Option<Instant> {
+        self.probe_due().into_iter().chain(self.outages_due()).min()
+    }
+
+    /// Time at which the next probe of a burst, or the first one, is due.
+    fn probe_due(&self) -> Option<Instant> {
         match self.burst {
             Some(burst) => Some(burst.next),
             None => self.oldest_pending().map(|sample| sample.sent + self.grace()),
@@ -276,12 +308,15 @@ impl ProbeLog {
 
     /// Time passed. Returns whether a probe of a burst is due.
     pub fn handle_tick(&mut self, now: Instant) -> bool {
-        if self.deadline().is_some_and(|due| now >= due + LATE) {
+        if self.probe_due().is_some_and(|due| now >= due + LATE) {
             self.forgive(now);
         }
         self.measure(now);
+        if self.outages_due().is_some_and(|due| now >= due) {
+            self.count_outages(now);
+        }
         let Some(burst) = self.burst else {
-            let is_overdue = self.deadline().is_some_and(|due| now >= due);
+            let is_overdue = self.probe_due().is_some_and(|due| now >= due);
             if is_overdue {
                 self.begin(now, false);
             }
@@ -369,7 +404,9 @@ impl ProbeLog {
             Some((percent, at)) if recent.len() < MIN_DECIDED => Some((percent, at)),
             // Often enough for somebody who watches it.
             Some((percent, at)) if now < at + Duration::from_secs(1) => Some((percent, at)),
-            before => Some((rounded(&decided, before.map(|(percent, _)| percent)), now)),
+            before => {
+                Some((rounded(lost_percent(&decided), before.map(|(percent, _)| percent)), now))
+            }
         };
     }
 
@@ -401,11 +438,15 @@ impl ProbeLog {
     }
 }
 
-/// In steps of ten percent, and no step back and forth for chance alone.
-fn rounded(decided: &[bool], before: Option<u8>) -> u8 {
+fn lost_percent(decided: &[bool]) -> usize {
     let lost = decided.iter().filter(|answered| !**answered).count();
+    lost * 100 / decided.len().max(1)
+}
+
+/// In steps of ten percent, and no step back and forth for chance alone.
+fn rounded(percent: usize, before: Option<u8>) -> u8 {
     // Rounded up to a hundred, it would be an outage.
-    let percent = u8::try_from(lost * 100 / decided.len().max(1)).unwrap_or(100).min(94);
+    let percent = u8::try_from(percent).unwrap_or(100).min(94);
     match before {
         Some(before) if percent.abs_diff(before) < 10 => before,
         Some(_) | None => ((percent + 5) / 10 * 10).max(10),
