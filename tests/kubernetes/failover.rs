@@ -91,10 +91,11 @@ const EVENTS: [Event; 4] = [
 ];
 
 /// Events for clusters without a pod of the streams on any node of a gateway.
-const EVENTS_OF_NODES: [Event; 6] = [
+const EVENTS_OF_NODES: [Event; 7] = [
     Event::of_standby("the node of its standby is cut off", cut_off_standby)
         .undone_by(give_back_standby),
     Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
+    Event::cut_off("its node receives nothing any more", deafen).undone_by(give_back),
     Event::cut_off("its node and the API server are cut off", cut_off_without_server)
         .undone_by(give_back_with_server)
         .of_clients(),
@@ -393,6 +394,13 @@ table arp cut {
     chain in { type filter hook input priority 0; iifname eth0 drop; }
     chain out { type filter hook output priority 0; oifname eth0 drop; }
 }";
+/// The same one way.
+const DEAFENED: &str = "table inet cut {
+    chain in { type filter hook prerouting priority -400; iifname eth0 drop; }
+}
+table arp cut {
+    chain in { type filter hook input priority 0; iifname eth0 drop; }
+}";
 const GIVEN_BACK: &str = "delete table inet cut\ndelete table arp cut";
 
 pub(crate) fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
@@ -401,6 +409,10 @@ pub(crate) fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
 
 pub(crate) fn give_back(cluster: &Kubernetes, active: &Active) -> Result<()> {
     machine_of(cluster, active)?.host.net().nft(GIVEN_BACK)
+}
+
+fn deafen(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    machine_of(cluster, active)?.host.net().nft(DEAFENED)
 }
 
 fn cut_off_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {

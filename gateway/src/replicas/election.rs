@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Undecided --> Standby      an active replica sends heartbeats
-//! Undecided, Standby --> Active     the active one leaves, its process is gone, or no heartbeat comes
+//! Undecided, Standby --> Active     the active one leaves, is deaf, its process is gone, or no heartbeat comes
 //! Active --> Standby         another one is active with a greater epoch, by heartbeat or API server
 //! Active --> Leaving         the process ends
 //! ```
@@ -32,6 +32,9 @@ const REFUSALS: u8 = 2;
 const STAGGER: Duration = Duration::from_millis(200);
 /// Time after a take-over without a packet of the peer after which another replica with the tunnel goes before.
 const STUCK: Duration = Duration::from_millis(500);
+/// Time without a packet of the peer, and without a heartbeat of any replica, after which one with the tunnel is deaf:
+/// what its node receives gets lost. Peers send at least every second.
+const DEAF: Duration = Duration::from_millis(1300);
 /// Time that one which nodes take no packets from leaves to the others: their processes are back within it.
 const UNLISTED_WAIT: Duration = Duration::from_secs(2);
 /// Time without a heartbeat after which a replica in no config is removed, and one in the config that has sent none
@@ -100,6 +103,9 @@ pub struct Heartbeat {
     /// The sender has had the tunnel for a while, and the peer has not answered it.
     #[serde(default)]
     pub stuck: bool,
+    /// The sender has the tunnel, and receives neither the peer nor a replica any more.
+    #[serde(default)]
+    pub deaf: bool,
     /// Incarnation that is to have the tunnel, if the sender leaves.
     pub successor: Option<u64>,
     pub tunnel: Tunnel,
@@ -189,8 +195,8 @@ pub struct Election {
     epoch: u64,
     is_ready: bool,
     is_unlisted: bool,
-    /// A packet of the peer has come.
-    has_heard: bool,
+    /// Time of the last packet of the peer since the take-over.
+    heard_at: Option<Instant>,
     took_over_at: Instant,
     successor: Option<u64>,
     others: BTreeMap<IpAddr, Other>,
@@ -218,7 +224,7 @@ impl Election {
             epoch: 0,
             is_ready: false,
             is_unlisted: false,
-            has_heard: false,
+            heard_at: None,
             took_over_at: now,
             successor: None,
             others: BTreeMap::new(),
@@ -262,12 +268,22 @@ impl Election {
 
     /// The last packet of the peer came then, perhaps through a lane before the present one.
     pub fn set_heard(&mut self, last: Instant) {
-        self.has_heard |= last >= self.took_over_at;
+        self.heard_at = self.heard_at.max(Some(last).filter(|at| *at >= self.took_over_at));
     }
 
     /// Returns whether it has the tunnel, and the peer has not answered for a while.
     pub fn is_stuck(&self, now: Instant) -> bool {
-        self.role == Role::Active && !self.has_heard && now >= self.took_over_at + STUCK
+        self.role == Role::Active && self.heard_at.is_none() && now >= self.took_over_at + STUCK
+    }
+
+    /// Returns whether it has the tunnel, and peer and replicas fell silent at once: their packets get lost, while its
+    /// own may arrive.
+    fn is_deaf(&self, now: Instant) -> bool {
+        let beats = self.others.values().filter_map(|other| other.last.map(|(_, at)| at));
+        let Some((heard, beat)) = self.heard_at.zip(beats.max()) else { return false };
+        let is_one_cause = heard < beat + TIMEOUT;
+        let is_quiet = now >= heard.max(beat) + DEAF && self.living(now).next().is_none();
+        self.role == Role::Active && is_one_cause && is_quiet
     }
 
     /// Replicas that are sent heartbeats.
@@ -415,10 +431,9 @@ impl Election {
             self.held_by.filter(|(by, until)| *until > now && self.others.contains_key(by));
         let before = self.role;
         let active = self.active(now);
-        self.vacant = match active {
-            Some(_) => None,
-            None => self.vacant.or(Some(now)),
-        };
+        // Whatever this replica does, a deaf one does not learn of it.
+        let has_active = active.is_some_and(|of| !of.deaf);
+        self.vacant = self.vacant.or(Some(now)).filter(|_| !has_active);
         match self.role {
             Role::Active => {
                 let is_stuck = self.is_stuck(now);
@@ -432,7 +447,7 @@ impl Election {
                 }
             }
             Role::Leaving => {}
-            Role::Undecided | Role::Standby if active.is_some() => {
+            Role::Undecided | Role::Standby if has_active => {
                 (self.role, self.hold, self.held_by) = (Role::Standby, HOLD, None);
             }
             Role::Undecided | Role::Standby => {
@@ -461,10 +476,11 @@ impl Election {
         self.beat_at = now + INTERVAL;
         self.sequence += 1;
         let Self { incarnation, sequence, role, epoch, is_ready: ready, successor, .. } = *self;
-        let stuck = self.is_stuck(now);
+        let deaf = self.is_deaf(now);
+        let stuck = self.is_stuck(now) || deaf;
         let has_known = matches!(role, Role::Active | Role::Leaving);
         let tunnel = if has_known { tunnel } else { Tunnel::default() };
-        Heartbeat { incarnation, sequence, role, epoch, ready, stuck, successor, tunnel }
+        Heartbeat { incarnation, sequence, role, epoch, ready, stuck, deaf, successor, tunnel }
     }
 
     /// Adds a pause of this process to the times of the last heartbeats: it may not have read others yet.
@@ -520,7 +536,7 @@ impl Election {
             self.others.values().filter_map(|other| other.last.map(|(of, _)| of.epoch)).max();
         self.epoch = self.epoch.max(seen.unwrap_or_default()) + 1;
         self.role = Role::Active;
-        (self.has_heard, self.took_over_at) = (false, now);
+        (self.heard_at, self.took_over_at) = (None, now);
         // One that hands over carries packets for a while.
         let at = self.predecessor.filter(|of| of.is_alive).map(|_| now);
         self.contest = Contest { at, is_on: false, ..self.contest };

@@ -88,6 +88,7 @@ mod tests {
             epoch: 7,
             ready: true,
             stuck: true,
+            deaf: true,
             successor: Some(u64::MAX - 1),
             tunnel,
         }

@@ -36,6 +36,8 @@ struct World {
     paused: BTreeMap<u8, Instant>,
     /// Pairs that cannot reach each other.
     cut: BTreeSet<(u8, u8)>,
+    /// Receive nothing.
+    deaf: BTreeSet<u8>,
     on_way: Vec<(Instant, u8, u8, Option<Heartbeat>)>,
     /// The API server's record, and whether it can be reached.
     record: Option<(u8, u64)>,
@@ -54,6 +56,7 @@ impl World {
             replicas: BTreeMap::new(),
             paused: BTreeMap::new(),
             cut: BTreeSet::new(),
+            deaf: BTreeSet::new(),
             on_way: Vec::new(),
             record: None,
             has_api: true,
@@ -98,7 +101,7 @@ impl World {
         self.on_way = on_way;
         let arrived: Vec<(Instant, u8, u8, Option<Heartbeat>)> = arrived;
         for (_, from, to, heartbeat) in arrived {
-            if self.is_cut(from, to) {
+            if self.is_cut(from, to) || self.deaf.contains(&to) {
                 continue;
             }
             match (self.replicas.get_mut(&to), heartbeat) {
@@ -114,13 +117,13 @@ impl World {
                 continue;
             }
             let Some(replica) = self.replicas.get_mut(&i) else { continue };
-            if let Some((named, epoch)) = self.record.filter(|_| self.has_api) {
+            let has_api = self.has_api && !self.deaf.contains(&i);
+            if let Some((named, epoch)) = self.record.filter(|_| has_api) {
                 replica.handle_published(record(named, epoch), Some(address(i)), now);
             }
             replica.decide(now);
             // One that is stuck reads first.
-            let has_api =
-                self.has_api && (!replica.is_stuck(now) || now > self.has_api_at + MS * 500);
+            let has_api = has_api && (!replica.is_stuck(now) || now > self.has_api_at + MS * 500);
             if replica.role() == Role::Active
                 && has_api
                 && self.record.is_none_or(|(_, epoch)| replica.epoch() > epoch)
@@ -306,6 +309,51 @@ fn cut_off_node_is_replaced_within_half_a_second() {
     }
 }
 
+/// What its node receives gets lost, and what it sends arrives.
+#[test]
+fn deaf_replica_is_replaced_until_it_receives() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.heard(1);
+        world.deaf = [1].into();
+        let millis = world.until_active(&[1, 2]);
+        assert!((1100..1800).contains(&millis), "seed {seed}: {millis} ms");
+        for _ in 0..1000 {
+            world.heard(2);
+            world.step();
+            assert_eq!(world.active(), [1, 2], "seed {seed}");
+        }
+        let epoch = world.replicas[&2].epoch();
+        assert_eq!(world.record, Some((2, epoch)), "seed {seed}: nodes follow");
+        world.deaf.clear();
+        let millis = world.until_active(&[2]);
+        assert!(millis <= 150, "seed {seed}: {millis} ms");
+        world.run(3000);
+        assert_eq!((world.active(), world.replicas[&2].epoch()), (vec![2], epoch), "it stays");
+    }
+}
+
+#[test]
+fn silent_peer_or_standby_alone_makes_nobody_deaf() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.heard(1);
+        world.run(5000);
+        assert_eq!(world.active(), [1], "seed {seed}: the peer is away");
+        world.cut = [(1, 2)].into();
+        world.heard(1);
+        for _ in 0..150 {
+            world.heard(1);
+            world.step();
+        }
+        world.run(5000);
+        assert!(
+            !world.replicas[&1].is_deaf(world.now),
+            "seed {seed}: first the standby, then the peer"
+        );
+    }
+}
+
 #[test]
 fn leaving_replica_is_relieved_at_once() {
     for seed in 0..50 {
@@ -458,6 +506,7 @@ fn replayed_heartbeat_of_old_is_ignored() {
         epoch: 9,
         ready: true,
         stuck: false,
+        deaf: false,
         successor: None,
         tunnel: Tunnel::default(),
     };
@@ -483,19 +532,34 @@ fn one_replica_has_tunnel_after_any_storm() {
             world.run(millis);
             let i = u8::try_from(world.draw(3)).unwrap() + 1;
             let now = world.now;
-            match world.draw(7) {
+            // The peer answers those that receive something.
+            let receives = |i: &u8| !world.deaf.contains(i);
+            world
+                .active()
+                .into_iter()
+                .filter(receives)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|i| world.heard(i));
+            match world.draw(8) {
                 0 => drop(world.replicas.remove(&i)),
                 1 | 2 => world.start(i),
                 3 => {
                     let other = i % 3 + 1;
                     world.cut.insert((i.min(other), i.max(other)));
                 }
-                4 => world.cut.clear(),
+                4 => {
+                    world.cut.clear();
+                    world.deaf.clear();
+                }
+                6 => world.deaf = [i].into(),
                 5 => drop(world.paused.insert(i, now + MS * 500)),
                 _ => world.has_api = !world.has_api,
             }
         }
-        (world.has_api, world.cut, world.paused) = (true, BTreeSet::new(), BTreeMap::new());
+        (world.has_api, world.paused) = (true, BTreeMap::new());
+        world.cut.clear();
+        world.deaf.clear();
         if world.replicas.is_empty() {
             world.start(1);
         }
