@@ -118,8 +118,10 @@ impl Link {
         }
     }
 
-    fn host_sysctls(dev: &str) -> [(Sysctl, u32); 3] {
+    fn host_sysctls(dev: &str) -> [(Sysctl, u32); 4] {
         [
+            // Off by default on many hosts.
+            (Sysctl::of_device(Family::Ipv6, dev, "disable_ipv6"), 0),
             (Sysctl::of_device(Family::Ipv4, dev, "forwarding"), 1),
             (Sysctl::of_device(Family::Ipv4, dev, "rp_filter"), 0),
             (Sysctl::of_device(Family::Ipv6, dev, "forwarding"), 1),

@@ -90,6 +90,7 @@ fn first_pass_reaches_goal_second_does_nothing() {
 fn host_route_to_pod_lives_with_its_gateway() {
     in_new_namespace(|| async {
         host_with_underlay();
+        run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
         // Left by one that was killed.
         run("ip link add weft-test0000 type veth peer name weft-test0001");
         let overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
@@ -98,6 +99,7 @@ fn host_route_to_pod_lives_with_its_gateway() {
             lines(&run("ip route show table 18952")),
             ["10.80.0.10 dev weft-test0000 proto 120 scope link src 192.0.2.1 metric 1024"]
         );
+        assert_eq!(applied.problems, [FORWARD_OFF], "although IPv6 is off on new devices");
         assert!(run("ip neigh show dev weft-test0000").contains("10.80.0.10 lladdr"));
         assert_eq!(run("ip -o address show dev weft-test0000"), "");
         run("ip rule add from all lookup 18952 priority 105");
