@@ -217,6 +217,9 @@ impl Replicas {
         let now = Instant::now();
         self.listing.follow(is_listed, !others.is_empty(), config.spec.nodes.len(), now);
         self.election.set_unlisted(self.listing.is_unlisted());
+        if let Some(desired) = &input.desired {
+            self.election.set_probe_interval(desired.probe_interval());
+        }
         // Without a key no heartbeat can be verified, and there is no tunnel either.
         if self.keys.is_none() {
             others.clear();

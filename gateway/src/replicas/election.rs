@@ -32,9 +32,9 @@ const REFUSALS: u8 = 2;
 const STAGGER: Duration = Duration::from_millis(200);
 /// Time after a take-over without a packet of the peer after which another replica with the tunnel goes before.
 const STUCK: Duration = Duration::from_millis(500);
-/// Time without a packet of the peer, and without a heartbeat of any replica, after which one with the tunnel is deaf:
-/// what its node receives gets lost. Peers send at least every second.
-const DEAF: Duration = Duration::from_millis(1300);
+/// Time beyond that between two packets of the peer, without any and without a heartbeat of any replica, after which
+/// one with the tunnel is deaf: what its node receives gets lost.
+const DEAF: Duration = Duration::from_millis(300);
 /// Time that one which nodes take no packets from leaves to the others: their processes are back within it.
 const UNLISTED_WAIT: Duration = Duration::from_secs(2);
 /// Time without a heartbeat after which a replica in no config is removed, and one in the config that has sent none
@@ -195,6 +195,8 @@ pub struct Election {
     epoch: u64,
     is_ready: bool,
     is_unlisted: bool,
+    /// Longest time between two packets of a peer, if it is probed.
+    peer_interval: Option<Duration>,
     /// Time of the last packet of the peer since the take-over.
     heard_at: Option<Instant>,
     took_over_at: Instant,
@@ -224,6 +226,7 @@ impl Election {
             epoch: 0,
             is_ready: false,
             is_unlisted: false,
+            peer_interval: None,
             heard_at: None,
             took_over_at: now,
             successor: None,
@@ -266,6 +269,11 @@ impl Election {
         self.is_unlisted = unlisted;
     }
 
+    /// Sets the time between two probes, which a peer answers; zero if it is sent none.
+    pub fn set_probe_interval(&mut self, interval: Duration) {
+        self.peer_interval = Some(interval).filter(|interval| !interval.is_zero());
+    }
+
     /// The last packet of the peer came then, perhaps through a lane before the present one.
     pub fn set_heard(&mut self, last: Instant) {
         self.heard_at = self.heard_at.max(Some(last).filter(|at| *at >= self.took_over_at));
@@ -276,14 +284,21 @@ impl Election {
         self.role == Role::Active && self.heard_at.is_none() && now >= self.took_over_at + STUCK
     }
 
-    /// Returns whether it has the tunnel, and peer and replicas fell silent at once: their packets get lost, while its
-    /// own may arrive.
+    /// Returns whether it has the tunnel, and receives neither peer nor replicas, which fell silent at once: their
+    /// packets get lost, while its own may arrive. One that took the tunnel over for that reason has never heard the peer.
     fn is_deaf(&self, now: Instant) -> bool {
         let beats = self.others.values().filter_map(|other| other.last.map(|(_, at)| at));
-        let Some((heard, beat)) = self.heard_at.zip(beats.max()) else { return false };
-        let is_one_cause = heard < beat + TIMEOUT;
-        let is_quiet = now >= heard.max(beat) + DEAF && self.living(now).next().is_none();
-        self.role == Role::Active && is_one_cause && is_quiet
+        let Some(beat) = beats.max().filter(|_| self.living(now).next().is_none()) else {
+            return false;
+        };
+        let Some(heard) = self.heard_at else {
+            return beat < self.took_over_at && self.is_stuck(now);
+        };
+        let is_silent = self.peer_interval.is_some_and(|interval| {
+            let is_one_cause = heard < beat + TIMEOUT && beat < heard + interval + TIMEOUT;
+            is_one_cause && now >= heard.max(beat) + interval + DEAF
+        });
+        self.role == Role::Active && is_silent
     }
 
     /// Replicas that are sent heartbeats.

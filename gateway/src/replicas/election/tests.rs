@@ -85,6 +85,7 @@ impl World {
         let incarnation = u64::try_from((self.now - self.start).as_nanos()).unwrap() + u64::from(i);
         let mut replica = Election::new(incarnation + 1, self.now);
         replica.set_ready(true);
+        replica.set_probe_interval(MS * 1000);
         replica.set_others((1..=3).filter(|other| *other != i).map(address).collect(), self.now);
         self.replicas.insert(i, replica);
     }
@@ -333,24 +334,55 @@ fn deaf_replica_is_replaced_until_it_receives() {
     }
 }
 
+/// It takes the tunnel over, as it hears no heartbeat, and cannot use it.
+#[test]
+fn deaf_standby_gives_the_tunnel_back() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.heard(1);
+        world.deaf = [2].into();
+        let mut without = 0;
+        for _ in 0..10_000 / STEP {
+            if world.replicas[&1].role() == Role::Active {
+                world.heard(1);
+            } else {
+                without += STEP;
+            }
+            world.step();
+        }
+        assert!(without <= 1000, "seed {seed}: {without} ms");
+        assert_eq!(world.active(), [1, 2], "seed {seed}");
+        world.deaf.clear();
+        world.run(300);
+        assert_eq!(world.active(), [1], "seed {seed}");
+    }
+}
+
 #[test]
 fn silent_peer_or_standby_alone_makes_nobody_deaf() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
+        world.has_api = false;
         world.heard(1);
         world.run(5000);
         assert_eq!(world.active(), [1], "seed {seed}: the peer is away");
+        let is_deaf = |world: &World| world.replicas[&1].is_deaf(world.now);
         world.cut = [(1, 2)].into();
-        world.heard(1);
+        world.run(5000);
+        assert!(!is_deaf(&world), "seed {seed}: first the peer, then the standby");
         for _ in 0..150 {
             world.heard(1);
             world.step();
         }
         world.run(5000);
-        assert!(
-            !world.replicas[&1].is_deaf(world.now),
-            "seed {seed}: first the standby, then the peer"
-        );
+        assert!(!is_deaf(&world), "seed {seed}: first the standby, then the peer");
+        let mut unprobed = World::with_standby(seed);
+        unprobed.has_api = false;
+        unprobed.heard(1);
+        unprobed.replicas.get_mut(&1).unwrap().set_probe_interval(Duration::ZERO);
+        unprobed.cut = [(1, 2)].into();
+        unprobed.run(5000);
+        assert!(!is_deaf(&unprobed), "seed {seed}: a peer that is not probed need not send");
     }
 }
 
