@@ -405,7 +405,9 @@ impl<'a> View<'a> {
         let (namespace, name) = names(config);
         let reported = self.connection_of(config).cloned();
         let liveness = life.map(|life| life.liveness);
-        let nodes = Nodes::of(config, &self.nodes);
+        // A gateway that hangs reports nothing of them any more.
+        let answers = liveness.is_none_or(|liveness| liveness == Liveness::Answers);
+        let nodes = Nodes::of(config, &self.nodes).filter(|_| answers);
         let is_degraded = nodes.as_ref().is_some_and(Nodes::are_faulty);
         let mut state = state(reported.as_ref().map(|reported| reported.value), liveness);
         if state == State::Connected && is_degraded {
@@ -470,6 +472,22 @@ impl<'a> View<'a> {
             found.push(format!(
                 "peering with {}: no GatewayServer or GatewayClient yet in namespace {}",
                 row.cluster, row.namespace
+            ));
+        }
+        let is_refused = |row: &Peering| {
+            let of_row = |object: &ObjectRef| {
+                object.namespace.as_deref() == Some(&row.namespace)
+                    && Some(&object.name) == row.gateway.as_ref()
+            };
+            let mut all = self.conditions.iter().filter(|(object, _)| of_row(object));
+            all.any(|(_, conditions)| conditions.iter().any(|of| of.status == "False"))
+        };
+        let waits = |row: &&Peering| row.gateway.is_some() && !is_refused(row);
+        for row in self.waiting().iter().filter(waits) {
+            found.push(format!(
+                "gateway {}/{}: the fabric-controller has not taken it up yet",
+                row.namespace,
+                row.gateway.as_deref().unwrap_or_default()
             ));
         }
         for (object, conditions) in &self.conditions {

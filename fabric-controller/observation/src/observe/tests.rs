@@ -101,6 +101,7 @@ fn hung_gateway_is_the_only_cause_named() {
     let objects = snapshot([gateway.into(), connection(ConnectionValue::Connected).into()]);
     let seen = observe(&objects, &found(Some(Liveness::Silent)));
     assert!(!seen.problems.iter().any(|p| p.contains("over VXLAN")), "{:?}", seen.problems);
+    assert_eq!(seen.peerings[0].nodes, None);
 }
 
 #[test]
@@ -141,6 +142,19 @@ fn no_state_but_connected_is_without_a_problem() {
             assert_eq!(seen.problems.len(), 1, "one cause is enough: {:?}", seen.problems);
         }
     }
+}
+
+#[test]
+fn gateway_without_config_waits_for_the_controller() {
+    let client: GatewayClient = serde_json::from_value(serde_json::json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+        "metadata": {"name": "client", "namespace": "t"},
+        "spec": {"endpoint": {"addresses": ["192.0.2.1"], "port": 1}},
+    }))
+    .unwrap();
+    let seen = observe(&snapshot([client.into()]), &found(None));
+    assert_eq!(seen.peerings[0].state, State::Waiting);
+    assert_eq!(seen.problems, ["gateway t/client: the fabric-controller has not taken it up yet"]);
 }
 
 #[test]
