@@ -91,11 +91,13 @@ const EVENTS: [Event; 4] = [
 ];
 
 /// Events for clusters without a pod of the streams on any node of a gateway.
-const EVENTS_OF_NODES: [Event; 7] = [
+const EVENTS_OF_NODES: [Event; 8] = [
     Event::of_standby("the node of its standby is cut off", cut_off_standby)
         .undone_by(give_back_standby),
     Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
     Event::cut_off("its node receives nothing any more", deafen).undone_by(give_back),
+    Event::abrupt("the node of its standby receives nothing any more", deafen_standby)
+        .undone_by(give_back_standby),
     Event::cut_off("its node and the API server are cut off", cut_off_without_server)
         .undone_by(give_back_with_server)
         .of_clients(),
@@ -417,6 +419,10 @@ fn deafen(cluster: &Kubernetes, active: &Active) -> Result<()> {
 
 fn cut_off_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {
     cut_off(cluster, &standby_of(cluster, active)?)
+}
+
+fn deafen_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    deafen(cluster, &standby_of(cluster, active)?)
 }
 
 fn give_back_standby(cluster: &Kubernetes, active: &Active) -> Result<()> {

@@ -40,9 +40,14 @@ const IS_THERE: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_millis(1400);
 /// The same for packets that may be noticed late: monitors wake at least every two seconds.
 const WAS_AWAY: Duration = Duration::from_millis(2500);
-/// Outages within that time which make a loss, of the share that they last: a single one is none.
-const MIN_OUTAGES: u32 = 8;
-const OUTAGES_TIME: Duration = Duration::from_secs(40);
+/// Outages within that time, of at least that share of it in percent, which make a loss: a single one is none.
+const MIN_OUTAGES: usize = 3;
+const OUTAGES_TIME: Duration = Duration::from_secs(20);
+const MIN_OUTAGE_PERCENT: usize = 20;
+/// Most that an outage may have begun before the first probe that shows it.
+const MAX_UNNOTICED: Duration = Duration::from_millis(250);
+/// Time for which outages that are a loss show after the last one: what is solved is gone within three seconds.
+const OUTAGES_SHOWN: Duration = Duration::from_millis(2200);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -210,14 +215,15 @@ impl ProbeLog {
         self.handle_overtaken(stamp);
         let silence = self.unanswered.filter(Unanswered::is_silence);
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
+            let sent = now.checked_sub(round_trip);
+            self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
             if self.is_outage(now) {
                 self.forget_outage(now);
             }
-            self.outages.push_back(Outage { begun: silence.first, ended: now });
-            self.count_outages(now);
         }
         (self.unanswered, self.heard) = (None, None);
         self.last_answer = Some(now);
+        self.count_outages(now);
     }
 
     /// True if no packet of the peer arrived for long until a moment ago, or none of these there. The answer may be the
@@ -243,26 +249,46 @@ impl ProbeLog {
         }
     }
 
-    /// Recomputes the share of outages, which ends once none came for twice the usual time between two.
+    /// Outage in which these were unanswered, of probes sent before that time. It begins between the last answer and
+    /// the first of them, and ends after the last.
+    fn outage(&self, silence: Unanswered, sent: Instant) -> Option<Outage> {
+        let mut samples = self.samples.iter().rev();
+        let last = samples.find(|sample| !sample.answered && sample.sent < sent)?.sent;
+        let half = |time: Duration| (time / 2).min(MAX_UNNOTICED);
+        let up = self.last_answer.map_or(Duration::ZERO, |at| silence.first.duration_since(at));
+        let begun = silence.first.checked_sub(half(up))?;
+        let ended = last + half(sent - last);
+        (ended >= begun + MIN_UNANSWERED_TIME).then_some(Outage { begun, ended })
+    }
+
+    /// The present outage, unless it is a loss that is known.
+    fn present_outage(&self, now: Instant) -> Option<Outage> {
+        let silence = self.unanswered.filter(|_| self.loss.is_none());
+        let sent = now.checked_sub(self.round_trip + MIN_GRACE)?;
+        self.outage(silence.filter(Unanswered::is_silence)?, sent)
+    }
+
+    /// Recomputes the share of outages.
     fn count_outages(&mut self, now: Instant) {
         self.outages.retain(|outage| now < outage.ended + OUTAGES_TIME);
-        if self.outages_due().is_some_and(|due| now >= due) {
-            self.outages.clear();
-        }
-        let begun = self.outages.front().map_or(now, |first| first.begun);
-        let lasted: Duration = self.outages.iter().map(|of| of.ended - of.begun).sum();
-        let percent = lasted.as_millis() * 100 / now.duration_since(begun).as_millis().max(1);
+        let present = self.present_outage(now);
+        let all = || self.outages.iter().chain(&present);
+        // Whole periods, so without the first.
+        let lasted: Duration = all().skip(1).map(|of| of.ended - of.begun).sum();
+        let of = all().next().map_or(Duration::ZERO, |first| now.duration_since(first.ended));
+        let percent = lasted.as_millis() * 100 / of.as_millis().max(1);
         let percent = usize::try_from(percent).unwrap_or(usize::MAX);
-        let is_loss = self.outages_due().is_some() && percent >= MIN_LOSS / 2;
+        let is_shown = self.outage_percent.is_some();
+        let least = if is_shown { MIN_OUTAGE_PERCENT / 2 } else { MIN_OUTAGE_PERCENT };
+        let is_recent = all().last().is_some_and(|last| now < last.ended + OUTAGES_SHOWN);
+        let is_loss = is_recent && all().count() >= MIN_OUTAGES && percent >= least;
         self.outage_percent = is_loss.then(|| rounded(percent, self.outage_percent));
     }
 
-    /// Time at which outages that were many are over.
+    /// Time at which outages that are shown are over, unless another one begins.
     fn outages_due(&self) -> Option<Instant> {
-        let (first, last) = self.outages.front().zip(self.outages.back())?;
-        let count = u32::try_from(self.outages.len()).unwrap_or(u32::MAX);
-        let interval = (last.ended - first.ended) / count.saturating_sub(1).max(1);
-        (count >= MIN_OUTAGES).then(|| last.ended + interval * 2)
+        let last = self.outages.back().filter(|_| self.outage_percent.is_some())?;
+        self.unanswered.is_none().then(|| last.ended + OUTAGES_SHOWN)
     }
 
     /// An answer arrived behind a later one: its probe was not lost.
@@ -312,9 +338,7 @@ impl ProbeLog {
             self.forgive(now);
         }
         self.measure(now);
-        if self.outages_due().is_some_and(|due| now >= due) {
-            self.count_outages(now);
-        }
+        self.count_outages(now);
         let Some(burst) = self.burst else {
             let is_overdue = self.probe_due().is_some_and(|due| now >= due);
             if is_overdue {
