@@ -159,6 +159,11 @@ impl ProbeLog {
         self.last_answer
     }
 
+    /// The peer reports that it has received none of the unanswered probes.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     /// The share of lost probes, or of the time in outages, in percent, if that is worth reporting.
     pub fn loss_percent(&self) -> Option<u8> {
         self.loss.map(|(percent, _)| percent).or(self.outage_percent)
@@ -217,7 +222,7 @@ impl ProbeLog {
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
             let sent = now.checked_sub(round_trip);
             self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
-            if self.is_outage(now) {
+            if self.is_outage(now) && self.outages.len() <= MIN_OUTAGES {
                 self.forget_outage(now);
             }
         }
@@ -240,7 +245,7 @@ impl ProbeLog {
         2 * UNANSWERED_INTERVAL + self.grace()
     }
 
-    /// Drops what was unanswered in an outage, which is no loss.
+    /// Drops what was unanswered in an outage, which is no loss unless many follow each other.
     fn forget_outage(&mut self, now: Instant) {
         let sent = now.checked_sub(self.round_trip).unwrap_or(now);
         self.samples.retain(|sample| sample.answered || sample.sent > sent);

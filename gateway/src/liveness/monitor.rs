@@ -44,8 +44,7 @@ const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval of the check whether a client should try another way.
 const TICK: Duration = Duration::from_secs(1);
-/// Datagrams read before it is concluded that none came: a gateway that had to wait for a processor
-/// finds the answers when it has one.
+/// Datagrams read before it is concluded that none came: one that waited for a processor finds many.
 const LATE_DATAGRAMS: usize = 64;
 /// Checks for the announcement of the end having been sent, and the time between two of them.
 const END_LOOKS: u32 = 20;
@@ -451,6 +450,7 @@ impl Peering {
             unanswered: self.unanswered,
             is_probing: self.desired().probe.enabled,
             last_authentic: self.running.traffic().last_authentic,
+            is_cut: self.diagnosis.log.is_cut(),
             endpoint: self.session.endpoint.map(canonical),
         }
     }
@@ -461,9 +461,9 @@ impl Peering {
             self.ping_at = never();
             return;
         }
-        let (searching, pace) =
-            (!self.machine.is_connected(), self.diagnosis.log.pace(interval, now));
-        self.ping_at = now + if searching { pace.min(SEARCH_INTERVAL) } else { pace };
+        let pace = self.diagnosis.log.pace(interval, now);
+        let most = if self.machine.is_connected() { pace } else { SEARCH_INTERVAL };
+        self.ping_at = now + pace.min(most);
         self.unanswered.get_or_insert(now);
         // It would only wait in the engine; the session's coming is a reason for another one.
         if !self.changes.borrow().has_session {

@@ -51,6 +51,8 @@ pub(super) struct Signs {
     pub(super) is_probing: bool,
     /// Since the start.
     pub(super) last_authentic: Option<Instant>,
+    /// The peer reports that it receives nothing.
+    pub(super) is_cut: bool,
     /// Endpoint that packets go to.
     pub(super) endpoint: Option<SocketAddr>,
 }
@@ -91,7 +93,9 @@ impl Ways {
             true => signs.unanswered.is_some_and(|since| older(since, timeout)),
             false => !signs.is_connected,
         };
-        let is_quiet = signs.last_authentic.is_none_or(|at| older(at, timeout));
+        // A replica that receives nothing may go on to send beside one that has taken over.
+        let is_quiet = signs.last_authentic.is_none_or(|at| older(at, timeout))
+            || signs.is_cut && signs.peer_has_replicas;
         let is_soon = is_first || signs.peer_has_replicas && self.in_vain == 1;
         let pause = match signs.last_authentic {
             _ if is_soon => timeout,
@@ -144,6 +148,7 @@ mod tests {
             unanswered,
             is_probing: true,
             last_authentic,
+            is_cut: false,
             endpoint: None,
         }
     }
@@ -202,5 +207,19 @@ mod tests {
             signs.is_connected = second < 20;
         }
         assert_eq!(changes, [(12, 0), (14, 1), (20, 2), (25, 3), (40, 4)]);
+    }
+    /// Its packets arrive, and it receives none.
+    #[test]
+    fn client_leaves_a_replica_that_receives_nothing() {
+        let start = Instant::now();
+        let lost = Some(start + 10 * SECOND);
+        let now = start + Duration::from_millis(12_100);
+        let ways = Ways::new(start);
+        for (peer_has_replicas, is_cut) in
+            [(false, false), (false, true), (true, false), (true, true)]
+        {
+            let signs = Signs { peer_has_replicas, is_cut, ..signs(Some(now), lost) };
+            assert_eq!(ways.is_due(signs, now), peer_has_replicas && is_cut);
+        }
     }
 }
