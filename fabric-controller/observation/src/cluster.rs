@@ -27,11 +27,14 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::observe::{self, Found, Observation};
-use pods::Pods;
+use pods::{DEPLOYED, Pods};
 
 /// Time limit for all of it. Requests have shorter ones of their own, but a kubeconfig may name a
 /// program to log in with.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time without a renewal of the controller's Lease, in seconds by others' renewals, after which nobody works: another
+/// replica takes it over after 15 s.
+const UNRENEWED: i64 = 20;
 /// Time limit of a request for pods.
 const REQUEST: Duration = Duration::from_secs(5);
 /// Kinds read in addition, as far as access permits.
@@ -58,10 +61,13 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         pods(store),
         leases(store),
     );
-    let (leases, unread) = match leases {
+    let (all_leases, unread) = match leases {
         Ok(leases) => (leases, None),
         Err(error) => (Vec::new(), Some(error)),
     };
+    let unrenewed = unrenewed(&all_leases);
+    let is_ours = |of: &Lease| of.metadata.name.as_deref() == Some(lease::NAME);
+    let leases: Vec<Lease> = all_leases.into_iter().filter(is_ours).collect();
     let is_undefined =
         |read: &Result<Snapshot, StoreError>| read.as_ref().is_err_and(|e| is_refused(e, 404));
     if needed.iter().all(|(_, read)| is_undefined(read)) {
@@ -123,6 +129,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
              what the fabric-controller cannot read; expected the verb list on leases.coordination.k8s.io"
         )
     }));
+    problems.extend(unrenewed);
     problems.extend(obstacles(&leases));
     problems.extend(held(&leases).flat_map(lease::repairs));
     let faults = held(&leases).flat_map(lease::faults).collect();
@@ -242,23 +249,41 @@ fn obstacles(leases: &[Lease]) -> Option<String> {
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
 }
 
+/// Names a controller whose processes run and no longer reach the API server, or whose credentials it refuses. Renewals of
+/// others, as kubelets', show the time: clocks here may differ.
+fn unrenewed(all: &[Lease]) -> Option<String> {
+    let renewed = |lease: &Lease| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0.as_second());
+    let now = all.iter().filter_map(renewed).max()?;
+    let ours = all.iter().filter(|of| of.metadata.name.as_deref() == Some(lease::NAME));
+    let ours: Vec<Lease> = ours.cloned().collect();
+    let of = held(&ours).next()?;
+    let seconds = now - renewed(of)?;
+    let namespace = of.metadata.namespace.as_deref().unwrap_or_default();
+    let program = format!("-n {namespace} -l {}=fabric-controller", labels::PROGRAM);
+    (seconds > UNRENEWED).then(|| {
+        format!(
+            "fabric-controller: changes have no effect: its Lease has not been renewed for {seconds} s; see \
+             `kubectl logs {program}`; if its ServiceAccount was made anew, its pods have credentials that are \
+             refused: `kubectl rollout restart deployment,daemonset -n {namespace} -l {DEPLOYED}`"
+        )
+    })
+}
+
 /// Leases of working controllers.
 fn held(leases: &[Lease]) -> impl Iterator<Item = &Lease> {
     leases.iter().filter(|lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some()))
 }
 
-/// Leases of controllers.
 async fn leases(store: &Store) -> anyhow::Result<Vec<Lease>> {
     let client = store.api_server().context("no API server")?.client;
-    let named = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
-    listed(&client, &named).await
+    listed(&client, &ListParams::default()).await
 }
 
 /// Reads the pods of weft, and the Deployments that make them.
 async fn pods(store: &Store) -> anyhow::Result<Pods> {
     let client = store.api_server().context("no API server")?.client;
     let labelled = |labels: &str| ListParams::default().labels(labels);
-    let selections = [labels::PROGRAM, pods::GATEWAYS, pods::DEPLOYED].map(labelled);
+    let selections = [labels::PROGRAM, pods::GATEWAYS, DEPLOYED].map(labelled);
     let (programs, gateways, deployments) = tokio::join!(
         listed::<Pod>(&client, &selections[0]),
         listed::<Pod>(&client, &selections[1]),
@@ -279,5 +304,32 @@ where
         // All but its message is for programs.
         Err(kube::Error::Api(refusal)) => bail!(refusal.message),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lease_that_is_not_renewed_is_named() {
+        let lease = |name: &str, second: i64| -> Lease {
+            let at = Timestamp::from_second(1_800_000_000 + second).unwrap();
+            let spec = json!({"holderIdentity": "h", "renewTime": format!("{at:.6}")});
+            serde_json::from_value(
+                json!({"metadata": {"name": name, "namespace": "liqo"}, "spec": spec}),
+            )
+            .unwrap()
+        };
+        let ours = |second| lease(lease::NAME, second);
+        assert_eq!(unrenewed(&[ours(0)]), None, "nothing shows the time");
+        assert_eq!(unrenewed(&[ours(0), lease("n1", 20), lease("n2", -300)]), None);
+        let found = unrenewed(&[lease("n1", 21), ours(0)]).unwrap();
+        assert!(found.contains("has not been renewed for 21 s"), "{found}");
+        let mut released = ours(0);
+        released.spec.as_mut().unwrap().holder_identity = None;
+        assert_eq!(unrenewed(&[lease("n1", 21), released]), None, "its successor is not there yet");
     }
 }
