@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fabric_api::ipam::{IP, Network};
-use fabric_api::networking::{ACCEPTED, NODES_REACHABLE};
+use fabric_api::networking::{ACCEPTED, Connection, NODES_REACHABLE};
 use fabric_api::{check, labels};
 use fabric_index::owner::keeps_refused_prefix;
 use fabric_kube_client::lease;
@@ -32,9 +32,9 @@ use pods::{DEPLOYED, Pods};
 /// Time limit for all of it. Requests have shorter ones of their own, but a kubeconfig may name a
 /// program to log in with.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time without a renewal of the controller's Lease, in seconds by others' renewals, after which nobody works: another
-/// replica takes it over after 15 s.
-const UNRENEWED: i64 = 20;
+/// Time without a renewal of the controller's Lease, in seconds, after which nobody works: another replica takes it
+/// over after 15 s. Clocks of nodes may differ by the rest.
+const UNRENEWED: i64 = 60;
 /// Time limit of a request for pods.
 const REQUEST: Duration = Duration::from_secs(5);
 /// Kinds read in addition, as far as access permits.
@@ -61,13 +61,10 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         pods(store),
         leases(store),
     );
-    let (all_leases, unread) = match leases {
+    let (leases, unread) = match leases {
         Ok(leases) => (leases, None),
         Err(error) => (Vec::new(), Some(error)),
     };
-    let unrenewed = unrenewed(&all_leases);
-    let is_ours = |of: &Lease| of.metadata.name.as_deref() == Some(lease::NAME);
-    let leases: Vec<Lease> = all_leases.into_iter().filter(is_ours).collect();
     let is_undefined =
         |read: &Result<Snapshot, StoreError>| read.as_ref().is_err_and(|e| is_refused(e, 404));
     if needed.iter().all(|(_, read)| is_undefined(read)) {
@@ -129,7 +126,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
              what the fabric-controller cannot read; expected the verb list on leases.coordination.k8s.io"
         )
     }));
-    problems.extend(unrenewed);
+    problems.extend(unrenewed(&leases, &snapshot));
     problems.extend(obstacles(&leases));
     problems.extend(held(&leases).flat_map(lease::repairs));
     let faults = held(&leases).flat_map(lease::faults).collect();
@@ -249,15 +246,19 @@ fn obstacles(leases: &[Lease]) -> Option<String> {
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
 }
 
-/// Names a controller whose processes run and no longer reach the API server, or whose credentials it refuses. Renewals of
-/// others, as kubelets', show the time: clocks here may differ.
-fn unrenewed(all: &[Lease]) -> Option<String> {
-    let renewed = |lease: &Lease| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0.as_second());
-    let now = all.iter().filter_map(renewed).max()?;
-    let ours = all.iter().filter(|of| of.metadata.name.as_deref() == Some(lease::NAME));
-    let ours: Vec<Lease> = ours.cloned().collect();
-    let of = held(&ours).next()?;
-    let seconds = now - renewed(of)?;
+/// Names a controller whose processes run and do not reach the API server, or whose credentials it refuses. What
+/// gateways report every ten seconds shows the time: this host's clock may differ.
+fn unrenewed(leases: &[Lease], snapshot: &Snapshot) -> Option<String> {
+    let connections = snapshot.objects.values().filter_map(|of| <&Connection>::try_from(of).ok());
+    let reported = |of: &Connection| -> Option<Timestamp> {
+        of.status.as_ref()?.latency.as_ref()?.timestamp.as_ref()?.parse().ok()
+    };
+    let mut times: Vec<Timestamp> = connections.filter_map(reported).collect();
+    times.sort_unstable();
+    // The clock of some node may be ahead.
+    let now = times.get(times.len().saturating_sub(1) / 2)?;
+    let of = held(leases).next()?;
+    let seconds = now.duration_since(of.spec.as_ref()?.renew_time.as_ref()?.0).as_secs();
     let namespace = of.metadata.namespace.as_deref().unwrap_or_default();
     let program = format!("-n {namespace} -l {}=fabric-controller", labels::PROGRAM);
     (seconds > UNRENEWED).then(|| {
@@ -274,9 +275,11 @@ fn held(leases: &[Lease]) -> impl Iterator<Item = &Lease> {
     leases.iter().filter(|lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some()))
 }
 
+/// Leases of controllers.
 async fn leases(store: &Store) -> anyhow::Result<Vec<Lease>> {
     let client = store.api_server().context("no API server")?.client;
-    listed(&client, &ListParams::default()).await
+    let named = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
+    listed(&client, &named).await
 }
 
 /// Reads the pods of weft, and the Deployments that make them.
@@ -309,27 +312,41 @@ where
 
 #[cfg(test)]
 mod tests {
+    use fabric_store::Object;
     use serde_json::json;
 
     use super::*;
 
     #[test]
     fn lease_that_is_not_renewed_is_named() {
-        let lease = |name: &str, second: i64| -> Lease {
-            let at = Timestamp::from_second(1_800_000_000 + second).unwrap();
-            let spec = json!({"holderIdentity": "h", "renewTime": format!("{at:.6}")});
-            serde_json::from_value(
-                json!({"metadata": {"name": name, "namespace": "liqo"}, "spec": spec}),
-            )
-            .unwrap()
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let lease = |holder: Option<&str>| -> Lease {
+            let spec = json!({"holderIdentity": holder, "renewTime": format!("{:.6}", at(0))});
+            let metadata = json!({"name": lease::NAME, "namespace": "liqo"});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
         };
-        let ours = |second| lease(lease::NAME, second);
-        assert_eq!(unrenewed(&[ours(0)]), None, "nothing shows the time");
-        assert_eq!(unrenewed(&[ours(0), lease("n1", 20), lease("n2", -300)]), None);
-        let found = unrenewed(&[lease("n1", 21), ours(0)]).unwrap();
-        assert!(found.contains("has not been renewed for 21 s"), "{found}");
-        let mut released = ours(0);
-        released.spec.as_mut().unwrap().holder_identity = None;
-        assert_eq!(unrenewed(&[lease("n1", 21), released]), None, "its successor is not there yet");
+        let reported = |seconds: &[i64]| {
+            let connections = seconds.iter().enumerate().map(|(i, second)| {
+                let latency = json!({"value": "3ms", "timestamp": at(*second).to_string()});
+                let connection: Connection = serde_json::from_value(json!({
+                    "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+                    "metadata": {"name": format!("gw-{i}"), "namespace": "t"},
+                    "spec": {"type": "Client", "gatewayRef": {"name": "client"}},
+                    "status": {"value": "Connected", "latency": latency},
+                }))
+                .unwrap();
+                let object = Object::from(connection);
+                (object.reference(), object)
+            });
+            Snapshot { objects: connections.collect(), problems: Vec::new() }
+        };
+        let held = [lease(Some("h"))];
+        assert_eq!(unrenewed(&held, &reported(&[])), None, "nothing shows the time");
+        assert_eq!(unrenewed(&held, &reported(&[60, 55])), None);
+        assert_eq!(unrenewed(&held, &reported(&[50, 300])), None, "a clock that is ahead");
+        let found = unrenewed(&held, &reported(&[61, 62, -900])).unwrap();
+        assert!(found.contains("has not been renewed for 61 s"), "{found}");
+        let released = [lease(None)];
+        assert_eq!(unrenewed(&released, &reported(&[90])), None, "its successor is not there yet");
     }
 }

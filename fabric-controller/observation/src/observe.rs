@@ -242,8 +242,7 @@ fn unexplained(config: &GatewayConfig, peering: &Peering) -> Option<String> {
     let peer = &config.spec.peer_cluster_id;
     let text = match peering.state {
         State::Waiting => format!(
-            "there is no Connection gw-{name} yet, or none any more; it writes one within 5 s of its start or of \
-             the loss of that"
+            "there is no Connection gw-{name}; it writes one within 5 s of its start, or after one was deleted"
         ),
         State::Connecting => format!("no packet of {peer} has arrived yet; it looks for the cause"),
         State::Error => {

@@ -285,7 +285,7 @@ impl Election {
     }
 
     /// Returns whether it has the tunnel, and receives neither peer nor replicas, which fell silent at once: their
-    /// packets get lost, while its own may arrive. One that took the tunnel over for that reason has never heard the peer.
+    /// packets get lost, while its own may arrive. One that took the tunnel over for that reason never received any.
     fn is_deaf(&self, now: Instant) -> bool {
         let beats = self.others.values().filter_map(|other| other.last.map(|(_, at)| at));
         let Some(beat) = beats.max().filter(|_| self.living(now).next().is_none()) else {

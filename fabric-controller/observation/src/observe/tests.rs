@@ -115,7 +115,7 @@ fn a_gateway_that_has_just_started_is_connecting() {
 fn no_state_but_connected_is_without_a_problem() {
     let own: fn() -> Object = || config("t", "client", "n1").into();
     for (value, expected, problem) in [
-        (None, State::Waiting, "no Connection gw-client yet"),
+        (None, State::Waiting, "there is no Connection gw-client;"),
         (Some(ConnectionValue::Connecting), State::Connecting, "no packet of milan"),
         (Some(ConnectionValue::Error), State::Error, "milan has not answered"),
     ] {
