@@ -164,9 +164,14 @@ impl ProbeLog {
         self.is_cut
     }
 
-    /// The share of lost probes, or of the time in outages, in percent, if that is worth reporting.
+    /// The share of lost probes, or of the time in outages, in percent, if that is worth showing.
     pub fn loss_percent(&self) -> Option<u8> {
-        self.loss.map(|(percent, _)| percent).or(self.outage_percent)
+        self.lost_percent().or(self.outage_percent)
+    }
+
+    /// The share of lost probes, which the peer may not notice. Outages show at both ends.
+    pub fn lost_percent(&self) -> Option<u8> {
+        self.loss.map(|(percent, _)| percent)
     }
 
     /// Time between two trains, of those that are sent every `interval`.

@@ -272,12 +272,12 @@ impl Peering {
     }
 
     fn handle_burst(&mut self, now: Instant) {
-        let was_lossy = self.diagnosis.log.loss_percent().is_some();
+        let was_lossy = self.diagnosis.log.lost_percent().is_some();
         if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
             self.send_one(0, now);
         }
         // The peer reports a loss, too, until it learns that it is over.
-        if was_lossy && self.diagnosis.log.loss_percent().is_none() {
+        if was_lossy && self.diagnosis.log.lost_percent().is_none() {
             self.hurry(now);
         }
         self.renew_session(now);
@@ -542,7 +542,7 @@ impl Peering {
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
             id_differs: self.diagnosis.own_id_at_peer.is_some(),
-            loss_percent: self.diagnosis.log.loss_percent(),
+            loss_percent: self.diagnosis.log.lost_percent(),
             nodes: self.nodes,
             refuses_ipv6: self.diagnosis.refuses_ipv6(),
             ..WeftField::new(self.desired().probe_interval(), received_ago)
