@@ -46,8 +46,9 @@ const OUTAGES_TIME: Duration = Duration::from_secs(20);
 const MIN_OUTAGE_PERCENT: usize = 20;
 /// Most that an outage may have begun before the first probe that shows it.
 const MAX_UNNOTICED: Duration = Duration::from_millis(250);
-/// Time for which outages that are a loss show after the last one: what is solved is gone within three seconds.
-const OUTAGES_SHOWN: Duration = Duration::from_millis(2200);
+/// Time for which outages that are a loss show after the last one: what is solved is gone within three seconds, also
+/// of a peer that needs two of them to be back.
+const OUTAGES_SHOWN: Duration = Duration::from_secs(1);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -227,7 +228,7 @@ impl ProbeLog {
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
             let sent = now.checked_sub(round_trip);
             self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
-            if self.is_outage(now) && self.outages.len() <= MIN_OUTAGES {
+            if self.is_outage(now) && self.outages.len() <= 2 * MIN_OUTAGES {
                 self.forget_outage(now);
             }
         }

@@ -206,13 +206,13 @@ fn outages_that_repeat_are_loss() {
             let since = shown.first().expect(&case);
             let at_most = 5500 + (3 * (up + down)).max(9500);
             assert!((5000..=at_most).contains(since), "{case}: from {since} on");
-            let is_due = |ms: &u64| up <= 1500 || (1000..down).contains(&(ms % (up + down)));
+            let is_due = |ms: &u64| up <= 700 || (1300..down).contains(&(ms % (up + down)));
             let missed =
                 (21_000..65_000).filter(is_due).filter(|ms| shown.binary_search(ms).is_err());
             let missed = missed.count();
             assert!(missed <= 4000, "{case}: not shown for {missed} ms");
             // Longer than that after the end of one.
-            let is_late = |ms: &&u64| **ms >= 67_500 || **ms % (up + down) >= down + 2500;
+            let is_late = |ms: &&u64| **ms >= 67_500 || **ms % (up + down) >= down + 1500;
             assert_eq!(shown.iter().find(is_late), None, "{case}");
         }
     }
