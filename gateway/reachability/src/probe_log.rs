@@ -44,6 +44,8 @@ const WAS_AWAY: Duration = Duration::from_millis(2500);
 const MIN_OUTAGES: usize = 3;
 const OUTAGES_TIME: Duration = Duration::from_secs(20);
 const MIN_OUTAGE_PERCENT: usize = 20;
+/// Outages within the same time whose probes do not count as lost: without a limit, heavy loss might never show.
+const MAX_FORGOTTEN: usize = 2 * MIN_OUTAGES;
 /// Most that an outage may have begun before the first probe that shows it.
 const MAX_UNNOTICED: Duration = Duration::from_millis(250);
 /// Time for which outages that are a loss show after the last one: what is solved is gone within three seconds, also
@@ -228,7 +230,7 @@ impl ProbeLog {
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
             let sent = now.checked_sub(round_trip);
             self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
-            if self.is_outage(now) && self.outages.len() <= 2 * MIN_OUTAGES {
+            if self.is_outage(now) && self.outages.len() <= MAX_FORGOTTEN {
                 self.forget_outage(now);
             }
         }
@@ -286,8 +288,8 @@ impl ProbeLog {
         let all = || self.outages.iter().chain(&present);
         // Whole periods, so without the first.
         let lasted: Duration = all().skip(1).map(|of| of.ended - of.begun).sum();
-        let of = all().next().map_or(Duration::ZERO, |first| now.duration_since(first.ended));
-        let percent = lasted.as_millis() * 100 / of.as_millis().max(1);
+        let time = all().next().map_or(Duration::ZERO, |first| now.duration_since(first.ended));
+        let percent = lasted.as_millis() * 100 / time.as_millis().max(1);
         let percent = usize::try_from(percent).unwrap_or(usize::MAX);
         let is_shown = self.outage_percent.is_some();
         let least = if is_shown { MIN_OUTAGE_PERCENT / 2 } else { MIN_OUTAGE_PERCENT };

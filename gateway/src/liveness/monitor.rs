@@ -44,7 +44,7 @@ const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval of the check whether a client should try another way.
 const TICK: Duration = Duration::from_secs(1);
-/// Datagrams read before it is concluded that none came: one that waited for a processor finds many.
+/// Datagrams read before an answer counts as missing: many wait after a pause of this process.
 const LATE_DATAGRAMS: usize = 64;
 /// Checks for the announcement of the end having been sent, and the time between two of them.
 const END_LOOKS: u32 = 20;

@@ -11,12 +11,15 @@
 //! since: one that was cut off from everything. Two replicas that cannot reach each other are both active for a while:
 //! then `status.active` of the GatewayConfig decides.
 
+mod contest;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+pub use contest::Contest;
 use fabric_api::fabric::ActiveReplica;
 use serde::{Deserialize, Serialize};
 use tunnel::Tai64n;
@@ -154,35 +157,6 @@ impl Other {
         let beats =
             |(_, at): &(Heartbeat, Instant)| now.saturating_duration_since(*at) < INTERVAL * 2;
         self.refusals >= REFUSALS && !self.last.as_ref().is_some_and(beats)
-    }
-}
-
-/// Replicas that had the tunnel beside the one that keeps it, as one does whose node was cut off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Contest {
-    /// Time of the last sign of one, to a second: the peer may have packets under one key from two gateways.
-    pub at: Option<Instant>,
-    /// Number of beginnings, ends, outbiddings and returns: each time the peer, or nodes, may have followed the other
-    /// one.
-    pub turns: u64,
-    is_on: bool,
-}
-
-impl Contest {
-    const STEP: Duration = Duration::from_secs(1);
-
-    fn note(&mut self, is_on: bool, is_outbid: bool, now: Instant) {
-        if is_outbid || is_on != self.is_on {
-            self.turn(now);
-        } else if is_on && self.at.is_none_or(|at| now >= at + Self::STEP) {
-            self.at = Some(now);
-        }
-        self.is_on = is_on;
-    }
-
-    fn turn(&mut self, now: Instant) {
-        self.at = Some(now);
-        self.turns += 1;
     }
 }
 
@@ -446,7 +420,7 @@ impl Election {
             self.held_by.filter(|(by, until)| *until > now && self.others.contains_key(by));
         let before = self.role;
         let active = self.active(now);
-        // Whatever this replica does, a deaf one does not learn of it.
+        // A deaf one keeps the tunnel: it receives no heartbeat of a greater epoch.
         let has_active = active.is_some_and(|of| !of.deaf);
         self.vacant = self.vacant.or(Some(now)).filter(|_| !has_active);
         match self.role {

@@ -139,7 +139,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Of a client that last received something at that time.
+    /// Signs of a client that last received a packet at that time.
     fn signs(last_authentic: Option<Instant>, unanswered: Option<Instant>) -> Signs {
         Signs {
             interval: 2 * SECOND,
