@@ -93,6 +93,8 @@ pub struct ProbeLog {
     heard: Option<(Instant, bool)>,
     /// The peer reports that it has received none of the unanswered probes.
     is_cut: bool,
+    /// Time at which the peer announced its end, until it answers a later probe.
+    announced: Option<Instant>,
     /// Those of late.
     outages: VecDeque<Outage>,
     /// Share of the time that they last, in percent, if the link fails again and again.
@@ -137,6 +139,7 @@ impl Default for ProbeLog {
             last_received: None,
             heard: None,
             is_cut: false,
+            announced: None,
             outages: VecDeque::new(),
             outage_percent: None,
             asked: None,
@@ -228,13 +231,14 @@ impl ProbeLog {
         self.handle_overtaken(stamp);
         let silence = self.unanswered.filter(Unanswered::is_silence);
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
-            let sent = now.checked_sub(round_trip);
+            let sent = now.checked_sub(round_trip).filter(|_| self.announced.is_none());
             self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
             if self.is_outage(now) && self.outages.len() <= MAX_FORGOTTEN {
                 self.forget_outage(now);
             }
         }
         (self.unanswered, self.heard) = (None, None);
+        self.announced.take_if(|at| now >= *at + round_trip);
         self.last_answer = Some(now);
         self.count_outages(now);
     }
@@ -276,7 +280,8 @@ impl ProbeLog {
 
     /// The present outage, unless it is a loss that is known.
     fn present_outage(&self, now: Instant) -> Option<Outage> {
-        let silence = self.unanswered.filter(|_| self.loss.is_none());
+        let silence =
+            self.unanswered.filter(|_| self.loss.is_none() && self.announced.is_none());
         let sent = now.checked_sub(self.round_trip + MIN_GRACE)?;
         self.outage(silence.filter(Unanswered::is_silence)?, sent)
     }
@@ -309,6 +314,11 @@ impl ProbeLog {
         if let Some(sample) = self.samples.iter_mut().find(|sample| sample.stamp == stamp) {
             sample.answered = true;
         }
+    }
+
+    /// The peer announced its end: that it does not answer until it is back is no fault of the link.
+    pub fn handle_departure(&mut self, now: Instant) {
+        self.announced = Some(now);
     }
 
     /// The peer misses answers.

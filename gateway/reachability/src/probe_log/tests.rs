@@ -172,11 +172,19 @@ fn outage_that_ends_is_no_loss() {
 
 /// Times at which a loss is shown, in ms, of outages from 5 s on until 65 s.
 fn shown(up: u64, down: u64, round_trip: Duration) -> Vec<u64> {
+    shown_with(up, down, round_trip, |_| {})
+}
+
+/// The same, after something at the begin of each outage.
+fn shown_with(up: u64, down: u64, round_trip: Duration, begin: impl Fn(&mut Sim)) -> Vec<u64> {
     let mut sim = Sim { round_trip, ..Sim::new() };
     let (mut train_at, mut shown) = (sim.now, Vec::new());
     for ms in 0..90_000 {
         let is_down = (5000..65_000).contains(&ms) && ms % (up + down) < down;
         sim.receives = (!is_down).then_some(10 * MS);
+        if is_down && ms % (up + down) == 0 {
+            begin(&mut sim);
+        }
         sim.run_from(train_at, MS, |_| is_down);
         if sim.now > train_at {
             train_at += sim.log.pace(sim.interval, sim.now);
@@ -224,6 +232,18 @@ fn few_outages_and_short_ones_are_no_loss() {
     for (up, down) in [(8500, 1500), (4600, 400), (60_000, 4000)] {
         for round_trip in [MS, 300 * MS] {
             assert_eq!(shown(up, down, round_trip).first(), None, "{up} {down} {round_trip:?}");
+        }
+    }
+}
+
+/// As of a peering that is removed and applied again.
+#[test]
+fn outages_after_an_announced_end_are_no_loss() {
+    let announce = |sim: &mut Sim| sim.log.handle_departure(sim.now);
+    for (up, down) in [(6000, 4000), (1500, 1500), (1000, 2000)] {
+        for round_trip in [MS, 300 * MS] {
+            let first = shown_with(up, down, round_trip, announce).first().copied();
+            assert_eq!(first, None, "{up} {down} {round_trip:?}");
         }
     }
 }

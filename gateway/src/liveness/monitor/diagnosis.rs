@@ -237,6 +237,7 @@ impl Diagnosis {
 
     pub(super) fn handle_departure(&mut self, departure: Departure, now: Instant) {
         self.departure = Some((departure, now));
+        self.log.handle_departure(now);
     }
 
     pub(super) fn handle_session(&mut self, session: PeerState, now: Instant) {
