@@ -58,13 +58,25 @@ fn named(
     words: &str,
     start: Instant,
 ) -> Result<Seen> {
-    wait_until(&format!("{cluster} names {reason}"), AT_MOST, || {
+    named_as_one_of(scene, cluster, &[(reason, words)], start)
+}
+
+/// The same for a fault that shows in one of several ways, each with its words.
+fn named_as_one_of(
+    scene: &Scene,
+    cluster: &'static str,
+    ways: &[(&'static str, &str)],
+    start: Instant,
+) -> Result<Seen> {
+    let mut reason = "";
+    wait_until(&format!("{cluster} names one of {ways:?}"), AT_MOST, || {
         let (status, code) = scene.cluster(cluster).status_and_code()?;
-        let problems = strings(&status["problems"]);
-        let line = problems.iter().find(|line| line.contains(words));
-        ensure!(line.is_some_and(|line| line.contains("; ")), "no {words:?} in {status}");
-        let reasons = reasons(&status);
-        ensure!(reasons.iter().any(|of| of == reason), "{reason} is not among {reasons:?}");
+        let (problems, reasons) = (strings(&status["problems"]), reasons(&status));
+        let is_named = |(reason, words): &&(&str, &str)| {
+            let is_line = |line: &String| line.contains(words) && line.contains("; ");
+            reasons.iter().any(|of| of == reason) && problems.iter().any(is_line)
+        };
+        (reason, _) = *ways.iter().find(is_named).with_context(|| format!("not in {status}"))?;
         let states = states(&status);
         ensure!(states.iter().all(|state| state != "Connected"), "{states:?}");
         ensure!(code == 3, "weft status ends with {code}: {status}");

@@ -33,14 +33,15 @@ const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_UNANSWERED: u32 = 4;
 pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// The same without any answer, while packets of the peer arrive: most get lost, but not all.
-const MIN_LOSS_TIME: Duration = Duration::from_millis(1100);
+const MIN_LOSS_TIME: Duration = Duration::from_millis(900);
 /// Time since a packet of the peer within which it is there.
 const IS_THERE: Duration = Duration::from_secs(1);
 /// Time without a packet of the peer, beyond the round trip, that makes an outage: both ends send a train a second.
 const QUIET: Duration = Duration::from_millis(1400);
 /// The same for packets that may be noticed late: monitors wake at least every two seconds.
 const WAS_AWAY: Duration = Duration::from_millis(2500);
-/// Outages within that time, of at least that share of it in percent, which make a loss: a single one is none.
+/// Outages within that time, of at least that share in percent of the time since the first one, which make a loss: a
+/// single one is none.
 const MIN_OUTAGES: usize = 3;
 const OUTAGES_TIME: Duration = Duration::from_secs(20);
 const MIN_OUTAGE_PERCENT: usize = 20;
@@ -95,6 +96,8 @@ pub struct ProbeLog {
     is_cut: bool,
     /// Time at which the peer announced its end, until it answers a later probe.
     announced: Option<Instant>,
+    /// Time at which the first probe was sent that was answered after an outage.
+    returned: Option<Instant>,
     /// Those of late.
     outages: VecDeque<Outage>,
     /// Share of the time that they last, in percent, if the link fails again and again.
@@ -140,6 +143,7 @@ impl Default for ProbeLog {
             heard: None,
             is_cut: false,
             announced: None,
+            returned: None,
             outages: VecDeque::new(),
             outage_percent: None,
             asked: None,
@@ -175,7 +179,7 @@ impl ProbeLog {
         self.lost_percent().or(self.outage_percent)
     }
 
-    /// The share of lost probes, which the peer may not notice. Outages show at both ends.
+    /// The share of lost probes, which the peer may not notice. Outages show at both ends, if both send probes.
     pub fn lost_percent(&self) -> Option<u8> {
         self.loss.map(|(percent, _)| percent)
     }
@@ -233,9 +237,10 @@ impl ProbeLog {
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
             let sent = now.checked_sub(round_trip).filter(|_| self.announced.is_none());
             self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
-            if self.is_outage(now) && self.outages.len() <= MAX_FORGOTTEN {
-                self.forget_outage(now);
-            }
+            let is_outage = self.is_outage(now) && self.outages.len() <= MAX_FORGOTTEN;
+            self.returned = now.checked_sub(round_trip).filter(|_| is_outage);
+        } else if let Some(sent) = now.checked_sub(round_trip) {
+            self.forget_outage(sent);
         }
         (self.unanswered, self.heard) = (None, None);
         self.announced.take_if(|at| now >= *at + round_trip);
@@ -257,12 +262,14 @@ impl ProbeLog {
         2 * UNANSWERED_INTERVAL + self.grace()
     }
 
-    /// Drops what was unanswered in an outage, which is no loss unless many follow each other.
-    fn forget_outage(&mut self, now: Instant) {
-        let sent = now.checked_sub(self.round_trip).unwrap_or(now);
-        self.samples.retain(|sample| sample.answered || sample.sent > sent);
-        if let Some(burst) = &mut self.burst {
-            burst.sent = 0;
+    /// Drops what was unanswered in an outage, which is no loss unless many follow each other, once the probes of the
+    /// next turn are answered as well: of a link that loses most of them, they are not.
+    fn forget_outage(&mut self, sent: Instant) {
+        let Some(end) = self.returned.take_if(|end| sent >= *end + MIN_TURN) else { return };
+        let mut since = self.samples.iter().filter(|of| (end..sent).contains(&of.sent));
+        if since.all(|sample| sample.answered) {
+            self.samples.retain(|sample| sample.answered || sample.sent >= end);
+            self.burst = self.burst.map(|burst| Burst { sent: 0, ..burst });
         }
     }
 
@@ -280,8 +287,7 @@ impl ProbeLog {
 
     /// The present outage, unless it is a loss that is known.
     fn present_outage(&self, now: Instant) -> Option<Outage> {
-        let silence =
-            self.unanswered.filter(|_| self.loss.is_none() && self.announced.is_none());
+        let silence = self.unanswered.filter(|_| self.loss.is_none() && self.announced.is_none());
         let sent = now.checked_sub(self.round_trip + MIN_GRACE)?;
         self.outage(silence.filter(Unanswered::is_silence)?, sent)
     }
@@ -298,7 +304,7 @@ impl ProbeLog {
         let percent = usize::try_from(percent).unwrap_or(usize::MAX);
         let is_shown = self.outage_percent.is_some();
         let least = if is_shown { MIN_OUTAGE_PERCENT / 2 } else { MIN_OUTAGE_PERCENT };
-        let is_recent = all().last().is_some_and(|last| now < last.ended + OUTAGES_SHOWN);
+        let is_recent = all().last().is_some_and(|last| now < last.ended + self.outages_shown());
         let is_loss = is_recent && all().count() >= MIN_OUTAGES && percent >= least;
         self.outage_percent = is_loss.then(|| rounded(percent, self.outage_percent));
     }
@@ -306,7 +312,12 @@ impl ProbeLog {
     /// Time at which outages that are shown are over, unless another one begins.
     fn outages_due(&self) -> Option<Instant> {
         let last = self.outages.back().filter(|_| self.outage_percent.is_some())?;
-        self.unanswered.is_none().then(|| last.ended + OUTAGES_SHOWN)
+        self.unanswered.is_none().then(|| last.ended + self.outages_shown())
+    }
+
+    /// The end of an outage is known a round trip later.
+    fn outages_shown(&self) -> Duration {
+        OUTAGES_SHOWN + self.round_trip.min(OUTAGES_SHOWN)
     }
 
     /// An answer arrived behind a later one: its probe was not lost.

@@ -90,6 +90,60 @@ impl Sim {
     }
 }
 
+/// Time until a loss of 90 % in one direction is named at the sender, and for how long it is not within the 20 s after
+/// that, in ms, of an idle tunnel: all answers and probes of the peer arrive, which reports that it has received none of
+/// the probes that are unanswered.
+fn one_way_loss(seed: u64) -> (u64, u64) {
+    let mut sim = Sim::new();
+    let random = |stamp: u64| {
+        let mut hasher = std::hash::DefaultHasher::new();
+        (seed, stamp).hash(&mut hasher);
+        hasher.finish() % 1000
+    };
+    let is_lost = |stamp: i128| random(stamp as u64) < 900;
+    sim.run(2000 * MS, |_| false);
+    // Trains of both ends.
+    let mut train_at = sim.now + 2 * random(0) as u32 * MS;
+    let mut theirs = sim.now + 2 * random(u64::MAX) as u32 * MS;
+    let (mut first, mut unnamed) = (None, 0);
+    for ms in 0..40_000 {
+        let before = sim.log.last_answer();
+        sim.run_from(train_at, MS, is_lost);
+        if sim.now > train_at {
+            train_at += sim.log.pace(sim.interval, sim.now);
+        }
+        if sim.log.last_answer() != before {
+            sim.is_cut = false;
+        }
+        if sim.now >= theirs {
+            sim.received = Some(sim.now);
+            let unanswered = sim.log.unanswered().map(|probes| probes.first);
+            sim.is_cut = unanswered.is_some_and(|first| sim.now > first + 2 * RTT);
+            theirs += if sim.log.is_bursting() { 100 * MS } else { sim.interval };
+        }
+        let is_silent = sim.log.unanswered().is_some_and(|probes| probes.is_silence());
+        let is_named = sim.log.loss_percent().is_some() || sim.is_cut && is_silent;
+        unnamed += u64::from(first.is_some() && !is_named);
+        if is_named {
+            first.get_or_insert(ms);
+        }
+        if first.is_some_and(|first| ms >= first + 20_000) {
+            break;
+        }
+    }
+    (first.unwrap_or(40_000), unnamed)
+}
+
+#[test]
+fn heavy_loss_in_one_direction_is_named_soon() {
+    let all: Vec<_> = (0..1000).map(one_way_loss).collect();
+    let (mut took, mut unnamed): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    took.sort();
+    unnamed.sort();
+    assert!(took[950] <= 2900 && took[999] <= 3500, "{:?}", &took[950..]);
+    assert!(unnamed[900] <= 300 && unnamed[999] <= 1500, "{:?}", &unnamed[900..]);
+}
+
 /// Two of five, in no regular order.
 fn forty_percent(stamp: i128) -> bool {
     [true, false, false, true, false, false, false, true, true, false][(stamp % 10) as usize]
