@@ -87,9 +87,11 @@ impl Found {
         self.problems.insert(format!("{}: {}", drop.cause, drop.remedy));
     }
 
-    /// A rule of a chain takes packets.
-    fn add_rule(&mut self, (hook, rule): (Hook, &Rule), drop: PacketDrop) {
-        self.add_problem(&drop);
+    /// A rule of a chain takes packets, or may do so: one of a remainder counts once packets are missing.
+    fn add_rule(&mut self, (hook, rule): (Hook, &Rule), is_remainder: bool, drop: PacketDrop) {
+        if !is_remainder {
+            self.add_problem(&drop);
+        }
         let is_of_node = match hook {
             Hook::Forward => false,
             Hook::Input | Hook::Output => true,
@@ -97,7 +99,7 @@ impl Found {
             Hook::Prerouting | Hook::Postrouting => rule.is_for_overlay() || rule.has_ports(),
         };
         if is_of_node {
-            self.drops.insert(Dropping { is_uncertain: false, drop });
+            self.drops.insert(Dropping { is_uncertain: is_remainder, drop });
         }
     }
 
@@ -177,6 +179,10 @@ impl Treatment {
         let ways = self.ways.iter().filter(|way| way.hook == hook);
         let mut taken = ways.filter_map(|way| way.incoming.as_ref().or(way.outgoing.as_ref()));
         taken.any(|dev| devices.contains(dev))
+    }
+
+    fn is_remainder(&self, rule: &Rule) -> bool {
+        rule.is_remainder(&self.hosts, &self.listen_ports)
     }
 
     fn incoming_by(&self, rule: &Rule) -> Option<String> {

@@ -138,6 +138,12 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-legacy -A FORWARD -o eth0 -d 10.0.0.0/8 -j DROP
     iptables-nft -A INPUT -p udp --dport 4879 -m limit --limit 9/s -j DROP
     iptables-nft -A INPUT -p udp --dport 53 -j DROP
+    iptables-nft -A INPUT -s 192.0.2.0/24 -p udp --dport 4879 -j ACCEPT
+    iptables-nft -A INPUT -p udp --dport 4879 -j DROP
+    iptables-legacy -A INPUT -s 192.0.2.0/24 -j ACCEPT
+    iptables-legacy -A INPUT -p udp --dport 4879 -j REJECT
+    nft add rule inet f in ip saddr { 192.0.2.7, 192.0.2.9 } udp dport { 4789, 4879 } accept
+    nft add rule inet f in udp dport 4879 drop
     iptables-legacy -A FORWARD ! -d 10.201.0.0/16 -i eth7 -j DROP
     iptables-legacy -A INPUT -p tcp --dport 4879 -j DROP
     nft add rule inet f c ip daddr 10.201.0.0/16 meta mark 7 drop

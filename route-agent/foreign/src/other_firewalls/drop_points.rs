@@ -46,6 +46,8 @@ pub(crate) struct Rule {
     pub(crate) is_narrow: bool,
     /// None of these packets meets it.
     pub(crate) spares_all: bool,
+    /// Rules before it that accept some packets of its ports.
+    pub(crate) accepts: Vec<Rule>,
 }
 
 impl From<nft::Rule> for Rule {
@@ -67,6 +69,7 @@ impl From<nft::Rule> for Rule {
             dports: rule.dports,
             is_narrow: rule.is_narrow || !rule.marks.is_empty(),
             spares_all: rule.spares_all,
+            accepts: Vec::new(),
         }
     }
 }
@@ -213,12 +216,18 @@ impl<'a, E> Walk<'a, E> {
                 self.admitted.ports.extend(&rule.ports);
             }
             let is_kept = !self.is_partial && self.accepts.len() < MAX_ACCEPTS;
-            if rule.verdict == Verdict::Accept && rule.may_cover() && is_kept {
+            let may_matter = rule.may_cover() || rule.may_accept_ports();
+            if rule.verdict == Verdict::Accept && may_matter && is_kept {
                 self.accepts.push(rule.clone());
             }
             let is_met = || !self.accepts.iter().any(|accept| accept.covers(rule));
             if drops && rule.condition != Condition::Always && is_met() {
                 let mut rule = rule.clone();
+                let before = self.accepts.iter().filter(|accept| accept.may_spare(&rule));
+                let ways = &self.ways;
+                let is_met =
+                    |of: &&Rule| of.interfaces.is_empty() || ways.iter().any(|way| way.has(of));
+                rule.accepts = before.filter(is_met).cloned().collect();
                 rule.interfaces.extend(self.dispatched.iter().cloned());
                 self.drops.push((chain.to_owned(), rule));
             }
@@ -343,6 +352,7 @@ impl Rule {
             dports: BTreeSet::new(),
             is_narrow: false,
             spares_all: false,
+            accepts: Vec::new(),
         }
     }
 
@@ -353,7 +363,35 @@ impl Rule {
 
     /// False for a rule that compares more than is known of it.
     fn may_cover(&self) -> bool {
-        !self.is_narrow && !self.spares_all && !self.is_to_host && !self.has_ports()
+        self.is_known() && !self.has_ports()
+    }
+
+    fn may_accept_ports(&self) -> bool {
+        self.is_known() && self.has_ports() && self.protocol == Some(UDP)
+    }
+
+    fn is_known(&self) -> bool {
+        !self.is_narrow && !self.spares_all && !self.is_to_host
+    }
+
+    /// True if some of the packets that meet the other rule, which compares ports, may meet this one.
+    fn may_spare(&self, other: &Self) -> bool {
+        let meet =
+            |own: &BTreeSet<u16>, ports: &BTreeSet<u16>| own.is_empty() || !own.is_disjoint(ports);
+        other.has_ports()
+            && self.protocol.is_none_or(|protocol| other.protocol == Some(protocol))
+            && self.is_ipv4.is_none_or(|ipv4| other.is_ipv4.is_none_or(|other| ipv4 == other))
+            && meet(&self.sports, &other.sports)
+            && meet(&self.dports, &other.dports)
+    }
+
+    /// True if rules before it accept packets of these hosts, or some to the ports of WireGuard: it takes what remains,
+    /// which may be none of weft's.
+    pub(crate) fn is_remainder(&self, hosts: &BTreeSet<IpAddr>, ports: &BTreeSet<u16>) -> bool {
+        let meets_port =
+            |accept: &Self| !accept.dports.is_disjoint(ports) && !self.dports.is_disjoint(ports);
+        let meets_host = |accept: &Self| accept.addresses.iter().all(|of| has_host(of, hosts));
+        self.accepts.iter().any(|accept| meets_host(accept) || meets_port(accept))
     }
 
     /// True if all packets that meet the other rule meet this one.

@@ -203,7 +203,8 @@ impl<'a> Table<'a> {
             let drops = self.drop_points(chain, hook, &treatment.ways);
             for (chain, rule) in &drops.rules {
                 if let Some(taken) = treatment.taken_by((hook, &BTreeSet::new()), rule) {
-                    found.add_rule((hook, rule), self.drop_of((chain, hook), rule, &taken));
+                    let drop = self.drop_of((chain, hook), rule, &taken);
+                    found.add_rule((hook, rule), treatment.is_remainder(rule), drop);
                 }
             }
             let missing = treatment.missing(hook, &drops.admitted);

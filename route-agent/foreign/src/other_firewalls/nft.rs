@@ -156,7 +156,7 @@ impl<'a> Table<'a> {
             for (chain, rule) in &rules {
                 if let Some(taken) = treatment.taken_by((base.hook, &base.devices), rule) {
                     let drop = self.rule_drop((chain, base.hook), rule, &taken);
-                    found.add_rule((base.hook, rule), drop);
+                    found.add_rule((base.hook, rule), treatment.is_remainder(rule), drop);
                 }
             }
             match base.hook {

@@ -170,7 +170,7 @@ fn find_ports(
         {
             let taken = (&*of_port(&rule, port), DESTINATION);
             let (drop, _) = translation(place.name(&name, Hook::Prerouting, &rule), taken, "");
-            found.add_rule((Hook::Input, &rule), drop);
+            found.add_rule((Hook::Input, &rule), false, drop);
         }
     }
     Ok(())
