@@ -93,7 +93,9 @@ impl Claims {
                 | Object::FabricRecord(_)
                 | Object::GatewayRecord(_) => Ok(()),
             };
-            claims.faults.extend(outcome.err().map(|fault| *fault));
+            let Err(fault) = outcome else { continue };
+            claims.complete &= !matches!(*fault, Fault::BadCidr { .. } | Fault::BadAddress { .. });
+            claims.faults.push(*fault);
         }
         claims
     }
@@ -210,7 +212,9 @@ mod tests {
     fn unreadable_status_is_a_fault() {
         let bad_cidr = claims(ip("10.1.0.1", "10.1.0.0/33"));
         assert!(matches!(bad_cidr.faults[..], [Fault::BadCidr { .. }]));
+        assert!(!bad_cidr.complete, "it may still be taken");
         let bad_address = claims(ip("10.1.0", "10.1.0.0/16"));
         assert!(matches!(bad_address.faults[..], [Fault::BadAddress { .. }]));
+        assert!(!bad_address.complete);
     }
 }
