@@ -3,7 +3,8 @@
 //! Translation has no state, so any replica can carry any packet. Each sends the others a heartbeat ten
 //! times a second, from pod to pod: a take-over depends on no other program. [`election`] decides
 //! (pure), [`heartbeat`] is the message. The next replica initiates at once at the peer's last endpoint; the
-//! one before carries packets under its keys until no more come.
+//! one before carries packets under its keys until no more come. No nonce is used twice, as keys never leave the
+//! memory of the lane that made them in a handshake; all that replicas share of the transport is the newest timestamp.
 
 pub mod election;
 mod heartbeat;
@@ -61,9 +62,10 @@ pub struct Standing {
     pub has_successor: bool,
     /// The config has left this replica out, and not all others: no node takes its packets any more.
     pub is_left_out: bool,
-    /// Addresses of the other replicas, and of those without a heartbeat for long.
+    /// Addresses of the other replicas, of those without a heartbeat for long, and of those that receive nothing.
     pub others: Vec<IpAddr>,
     pub missing: Vec<IpAddr>,
+    pub deaf: Vec<IpAddr>,
 }
 
 impl Standing {
@@ -197,6 +199,7 @@ impl Replicas {
             is_left_out: self.listing.is_left_out(Instant::now()),
             others: self.election.others().collect(),
             missing: self.election.missing(Instant::now()),
+            deaf: self.election.deaf(Instant::now()),
         }
     }
 

@@ -12,6 +12,7 @@
 //! then `status.active` of the GatewayConfig decides.
 
 mod contest;
+mod other;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 
 pub use contest::Contest;
 use fabric_api::fabric::ActiveReplica;
+use other::{Other, pace};
 use serde::{Deserialize, Serialize};
 use tunnel::Tai64n;
 
@@ -29,8 +31,6 @@ use tunnel::Tai64n;
 pub const INTERVAL: Duration = Duration::from_millis(100);
 pub const TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_TIMEOUT: Duration = Duration::from_secs(2);
-/// Heartbeats that a kernel refuses before its replica counts as gone: it may just be starting.
-const REFUSALS: u8 = 2;
 /// Time between the take-overs of two replicas on standby.
 const STAGGER: Duration = Duration::from_millis(200);
 /// Time after a take-over without a packet of the peer after which another replica with the tunnel goes before.
@@ -137,26 +137,10 @@ impl Predecessor {
     }
 }
 
-#[derive(Debug, Default)]
-struct Other {
-    last: Option<(Heartbeat, Instant)>,
-    /// The last one of a process that has or had the tunnel, also after that has started anew.
-    with_tunnel: Option<Heartbeat>,
-    refusals: u8,
-    /// The longest time that the other one took between two heartbeats, less a percent with each since.
-    gap: Duration,
-    /// Presence in the config, and the time at which that was first observed.
-    is_listed: bool,
-    listed_at: Option<Instant>,
-}
-
-impl Other {
-    /// Returns whether its kernel refuses heartbeats. That can be forged while the replica is alive, and counts
-    /// once its own heartbeats stay away.
-    fn is_gone(&self, now: Instant) -> bool {
-        let beats =
-            |(_, at): &(Heartbeat, Instant)| now.saturating_duration_since(*at) < INTERVAL * 2;
-        self.refusals >= REFUSALS && !self.last.as_ref().is_some_and(beats)
+impl Heartbeat {
+    /// True of one that may have the tunnel after this replica.
+    fn may_succeed(&self) -> bool {
+        self.role != Role::Leaving && self.ready && !self.deaf
     }
 }
 
@@ -261,15 +245,14 @@ impl Election {
     /// Returns whether it has the tunnel, and receives neither peer nor replicas, which fell silent at once: their
     /// packets get lost, while its own may arrive. One that took the tunnel over for that reason never received any.
     fn is_deaf(&self, now: Instant) -> bool {
-        let beats = self.others.values().filter_map(|other| other.last.map(|(_, at)| at));
-        let Some(beat) = beats.max().filter(|_| self.living(now).next().is_none()) else {
-            return false;
-        };
+        let beats = self.others.values().filter_map(|other| Some((other.last?.1, other.timeout())));
+        let last = beats.max().filter(|_| self.living(now).next().is_none());
+        let Some((beat, timeout)) = last else { return false };
         let Some(heard) = self.heard_at else {
             return beat < self.took_over_at && self.is_stuck(now);
         };
         let is_silent = self.peer_interval.is_some_and(|interval| {
-            let is_one_cause = heard < beat + TIMEOUT && beat < heard + interval + TIMEOUT;
+            let is_one_cause = heard < beat + timeout && beat < heard + interval + timeout;
             is_one_cause && now >= heard.max(beat) + interval + DEAF
         });
         self.role == Role::Active && is_silent
@@ -364,7 +347,7 @@ impl Election {
 
     /// Begins the hand-over, if another replica is ready for the tunnel.
     pub fn leave(&mut self, now: Instant) {
-        let ready = self.living(now).filter(|(of, _)| of.role != Role::Leaving && of.ready);
+        let ready = self.living(now).filter(|(of, _)| of.may_succeed());
         // In a rollout the newest ones stay.
         let successor = ready.map(|(of, _)| of.incarnation).max();
         if self.role == Role::Active && successor.is_some() {
@@ -382,7 +365,16 @@ impl Election {
 
     /// Returns whether another replica is ready for the tunnel, or has it.
     pub fn has_successor(&self, now: Instant) -> bool {
-        self.living(now).any(|(of, _)| of.role != Role::Leaving && of.ready)
+        self.living(now).any(|(of, _)| of.may_succeed())
+    }
+
+    /// Returns the replicas that receive nothing.
+    pub fn deaf(&self, now: Instant) -> Vec<IpAddr> {
+        let is_deaf = |other: &Other| {
+            let beats = |at: Instant| now.saturating_duration_since(at) <= other.timeout();
+            other.last.is_some_and(|(of, at)| of.deaf && beats(at))
+        };
+        self.others.iter().filter(|(_, of)| is_deaf(of)).map(|(address, _)| *address).collect()
     }
 
     /// Returns the replicas in the config without a heartbeat.
@@ -536,8 +528,8 @@ impl Election {
     fn living(&self, now: Instant) -> impl Iterator<Item = (&Heartbeat, Instant)> {
         self.others.values().filter_map(move |other| {
             let (last, at) = other.last.as_ref()?;
-            let timeout = (other.gap * 3).clamp(TIMEOUT, MAX_TIMEOUT);
-            let beats = now.saturating_duration_since(*at) <= timeout && !other.is_gone(now);
+            let beats = now.saturating_duration_since(*at) <= other.timeout();
+            let beats = beats && !other.is_gone(now);
             beats.then_some((last, *at))
         })
     }
@@ -558,13 +550,6 @@ impl Election {
         let all = self.living(now).map(|(of, _)| *of);
         all.filter(|of| of.role == Role::Active).max_by_key(rank)
     }
-}
-
-/// Time from one heartbeat to the next. Those that got lost on the way, as while a node is cut off, make no longer
-/// gap, and neither does a restart.
-fn pace(last: &Heartbeat, next: &Heartbeat, elapsed: Duration) -> Duration {
-    let beats = u32::try_from(next.sequence.saturating_sub(last.sequence)).unwrap_or(u32::MAX);
-    if last.incarnation == next.incarnation { elapsed / beats.max(1) } else { Duration::ZERO }
 }
 
 /// Order of replicas that have the tunnel: the greatest one wins.

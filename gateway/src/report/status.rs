@@ -265,7 +265,13 @@ impl Reporter {
             )
         });
         let problems = input.problems().chain(plane.problems.iter().cloned());
-        let problems = problems.chain(missing).collect();
+        let deaf = self.standing.deaf.iter().map(|replica| {
+            format!(
+                "the replica at {replica} receives neither the peer nor other replicas: what is sent to its node \
+                 may be lost, or a NetworkPolicy drop UDP to its pod"
+            )
+        });
+        let problems = problems.chain(missing).chain(deaf).collect();
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
         let mut status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);

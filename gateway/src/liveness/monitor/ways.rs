@@ -108,7 +108,9 @@ impl Ways {
 
     /// Gives the present way up.
     pub(super) fn change(&mut self, signs: Signs, now: Instant) {
-        let has_worked = signs.last_authentic.is_some_and(|at| at > self.changed);
+        // Packets of one that receives nothing prove no way to it.
+        let is_proof = |at: Instant| at > self.changed && !(signs.is_cut && self.in_vain > 0);
+        let has_worked = signs.last_authentic.is_some_and(is_proof);
         let is_early = self.is_first(signs) && self.first_left > 1;
         self.first_left = if is_early { self.first_left - 1 } else { 0 };
         let keeps_port = is_early || signs.peer_has_replicas && has_worked;
@@ -221,5 +223,20 @@ mod tests {
             let signs = Signs { peer_has_replicas, is_cut, ..signs(Some(now), lost) };
             assert_eq!(ways.is_due(signs, now), peer_has_replicas && is_cut);
         }
+    }
+
+    /// A flow that connection tracking leads to it would go on to do so.
+    #[test]
+    fn replica_that_receives_nothing_is_left_with_its_port() {
+        let start = Instant::now();
+        let (lost, mut ways) = (Some(start + SECOND), Ways::new(start));
+        let ports = (10..14).map(|after| {
+            let now = start + after * 10 * SECOND;
+            let signs = Signs { peer_has_replicas: true, is_cut: true, ..signs(Some(now), lost) };
+            assert!(ways.is_due(signs, now + SECOND), "after {after}");
+            ways.change(signs, now);
+            ways.take_counts().1
+        });
+        assert_eq!(ports.collect::<Vec<_>>(), [0, 1, 1, 1]);
     }
 }

@@ -177,12 +177,31 @@ fn deaf_replica_is_replaced_until_it_receives() {
         }
         let epoch = world.replicas[&2].epoch();
         assert_eq!(world.record, Some((2, epoch)), "seed {seed}: nodes follow");
+        assert_eq!(world.replicas[&2].deaf(world.now), [address(1)], "seed {seed}");
         world.deaf.clear();
         let millis = world.until_active(&[2]);
         assert!(millis <= 150, "seed {seed}: {millis} ms");
         world.run(3000);
         assert_eq!((world.active(), world.replicas[&2].epoch()), (vec![2], epoch), "it stays");
+        assert_eq!(world.replicas[&2].deaf(world.now), [IpAddr::from([0; 4]); 0], "seed {seed}");
     }
+}
+
+/// The last heartbeat of a starved one is old.
+#[test]
+fn deaf_replica_is_replaced_by_a_starved_one() {
+    let mut world = World::with_standby(1);
+    for _ in 0..5 {
+        world.paused.insert(2, world.now + MS * 550);
+        world.run(700);
+        world.heard(1);
+    }
+    world.paused.insert(2, world.now + MS * 550);
+    world.run(500);
+    world.heard(1);
+    world.deaf = [1].into();
+    let millis = world.until_active(&[1, 2]);
+    assert!(millis < 5000, "{millis} ms");
 }
 
 /// It takes the tunnel over, as it hears no heartbeat, and cannot use it.
