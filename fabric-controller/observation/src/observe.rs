@@ -119,7 +119,7 @@ pub enum State {
     /// Connected, with a fault that the problems name: packets may be lost, even all of them while
     /// the peer no longer answers and is not in Error yet.
     Degraded,
-    /// The gateway runs; nothing has been received from the peer yet.
+    /// Nothing has been received from the peer yet.
     Connecting,
     /// The peer was there and is no more, or the gateway does not answer.
     Error,
@@ -475,32 +475,23 @@ impl<'a> View<'a> {
         }
         let is_refused = |row: &Peering| {
             let of_row = |object: &ObjectRef| {
-                object.namespace.as_deref() == Some(&row.namespace)
+                matches!(object.kind, Kind::GatewayServer | Kind::GatewayClient)
+                    && object.namespace.as_deref() == Some(&row.namespace)
                     && Some(&object.name) == row.gateway.as_ref()
             };
             let mut all = self.conditions.iter().filter(|(object, _)| of_row(object));
-            all.any(|(_, conditions)| conditions.iter().any(|of| of.status == "False"))
+            all.any(|(_, conditions)| unmet(conditions, are_pods_known).next().is_some())
         };
         let waits = |row: &&Peering| row.gateway.is_some() && !is_refused(row);
         for row in self.waiting().iter().filter(waits) {
             found.push(format!(
-                "gateway {}/{}: the fabric-controller has not taken it up yet",
+                "gateway {}/{}: the fabric-controller has published no GatewayConfig of it yet",
                 row.namespace,
                 row.gateway.as_deref().unwrap_or_default()
             ));
         }
         for (object, conditions) in &self.conditions {
-            // Reports of gateways, nodes and pods are shown from their own objects.
-            let is_refused = conditions.iter().any(|c| c.type_ == ACCEPTED && c.status == "False");
-            let is_shown = |c: &&Condition| match c.type_.as_str() {
-                PEER_HEALTHY | NODES_REACHABLE => true,
-                PODS_STARTED => are_pods_known,
-                // The same faults as in the other condition.
-                NETWORK_CIDRS_CONFIGURED => is_refused && c.reason == "InvalidConfiguration",
-                _ => false,
-            };
-            let is_false = |c: &&Condition| c.status == "False" && !is_shown(c);
-            for condition in conditions.iter().filter(is_false) {
+            for condition in unmet(conditions, are_pods_known) {
                 let unreported = unreported(condition, object, known);
                 found.extend(unreported.map(|message| format!("{object}: {message}")));
             }
@@ -519,6 +510,20 @@ impl<'a> View<'a> {
         }
         found
     }
+}
+
+/// Returns the conditions that are false, without those of gateways, nodes and pods whose reports are shown from their own
+/// objects.
+fn unmet(conditions: &[Condition], are_pods_known: bool) -> impl Iterator<Item = &Condition> {
+    let is_refused = conditions.iter().any(|c| c.type_ == ACCEPTED && c.status == "False");
+    let is_shown = move |c: &Condition| match c.type_.as_str() {
+        PEER_HEALTHY | NODES_REACHABLE => true,
+        PODS_STARTED => are_pods_known,
+        // The same faults as in the other condition.
+        NETWORK_CIDRS_CONFIGURED => is_refused && c.reason == "InvalidConfiguration",
+        _ => false,
+    };
+    conditions.iter().filter(move |c| c.status == "False" && !is_shown(c))
 }
 
 /// Returns the part of a condition that goes beyond what the store has found by itself.

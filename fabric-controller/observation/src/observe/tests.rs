@@ -155,7 +155,10 @@ fn gateway_without_config_waits_for_the_controller() {
     .unwrap();
     let seen = observe(&snapshot([client.into()]), &found(None));
     assert_eq!(seen.peerings[0].state, State::Waiting);
-    assert_eq!(seen.problems, ["gateway t/client: the fabric-controller has not taken it up yet"]);
+    assert_eq!(
+        seen.problems,
+        ["gateway t/client: the fabric-controller has published no GatewayConfig of it yet"]
+    );
 }
 
 #[test]
