@@ -30,7 +30,7 @@ const HELP: &str = "\
 States: Connected (packets get through now), Degraded (connected, with a fault: packets may be lost,
 some, one way, or all of them while the peer has not answered for 3 s and is not in Error yet, which
 takes 10 to 12 s at Liqo's settings), Connecting (the peer has not answered yet), Error (it has, and
-does no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
+does no more; or the gateway does no more), Down (the gateway's process or pod does not run),
 Waiting (something that the peering needs is not there yet). Except for Connected, the problems say
 why, and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 

@@ -12,7 +12,8 @@ use gateway_config::desired::Desired;
 use lane::{Config, LaneHandle, Offloads, Tai64n, Tun, open_relay, open_socket};
 use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 
-/// Time for which a lane carries what still comes after another replica has got the tunnel.
+/// Least time for which a lane carries what still comes after another replica has got the tunnel: it ends in the next
+/// pass.
 const RETIREMENT: Duration = Duration::from_secs(6);
 /// A client that searches its server returns with each n-th socket to the port that the server knows, where one whose
 /// address has changed meanwhile initiates.

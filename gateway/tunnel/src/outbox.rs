@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use noise::{BATCH, Sealer};
+use noise::{BATCH, DATA_OVERHEAD, Sealer};
 
 use crate::ecn;
 use crate::session::{DATA, Peer};
@@ -13,9 +13,6 @@ const MAX_TRAIN: usize = 65_507;
 /// Datagrams of one send: UDP_MAX_SEGMENTS of kernels before 6.9; later ones take 128, but that
 /// many full ones do not fit anyway.
 const MAX_DATAGRAMS: usize = 64;
-
-/// Overhead of sealing a packet: header and tag.
-const SEAL_OVERHEAD: usize = 32;
 
 /// Packets are padded to a multiple of this (WireGuard whitepaper section 5.4.6), within the MTU.
 const PADDING: usize = 16;
@@ -64,7 +61,7 @@ impl Outbox {
             return port.drop_outbound(DropReason::NoSession, 1);
         };
         let size = packet.len().max(packet.len().next_multiple_of(PADDING).min(self.mtu));
-        if size + SEAL_OVERHEAD > MAX_TRAIN {
+        if size + DATA_OVERHEAD > MAX_TRAIN {
             return port.drop_outbound(DropReason::Oversized, 1);
         }
         if !peer.can_seal(port.now) {
@@ -74,7 +71,7 @@ impl Outbox {
             return;
         }
         // The outer ECN field is a copy of the inner one (RFC 6040 section 4.1, normal mode).
-        self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), path, port);
+        self.make_room(size + DATA_OVERHEAD, ecn::of(packet), path, port);
         let room = &mut self.buffer[self.len..];
         let Some((length, sealer)) = peer.prepare((packet, size), room, port.now) else {
             return port.drop_outbound(DropReason::NoSession, 1);

@@ -27,7 +27,8 @@ pub const NO_POD_PRIORITY: u32 = 104;
 /// Priority of the rule for [`BACKSTOP_TABLE`]: that for the main table has the next one.
 pub const BACKSTOP_PRIORITY: u32 = 32765;
 pub const MAIN_TABLE: u32 = 254;
-/// Least MTU of a device that Linux sends IPv6 through, in bytes.
+/// Least MTU of a device that Linux sends IPv6 through, in bytes: it takes IPv6 from one whose MTU is below, and gives it
+/// back with all settings anew.
 pub const IPV6_MIN_MTU: u32 = 1280;
 
 /// The VXLAN device for underlay addresses of this family.

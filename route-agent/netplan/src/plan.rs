@@ -1,11 +1,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::names::IPV6_MIN_MTU;
 use crate::{Address, Family, NextHop, Op, RouteKey, State, Vxlan};
-
-/// Linux takes IPv6 from a device whose MTU is below this, in bytes, and gives it back with all settings
-/// anew.
-const IPV6_MIN_MTU: u32 = 1280;
 
 /// Returns the steps that turn `have` into `want`, in the order they must be taken.
 ///

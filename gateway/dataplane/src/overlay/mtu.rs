@@ -3,15 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fabric_api::fabric::MtuBound;
-use netplan::Family;
-
-/// Overhead of an underlay for a packet of the overlay: outer IP, UDP, VXLAN, inner Ethernet.
-const fn vxlan_overhead(family: Family) -> u32 {
-    match family {
-        Family::Ipv4 => 50,
-        Family::Ipv6 => 70,
-    }
-}
+use netplan::{Family, names};
 
 /// Overhead of the way to the peer for a packet of the tunnel: IP, UDP, WireGuard's 32.
 const fn tunnel_overhead(family: Family) -> u32 {
@@ -53,7 +45,7 @@ pub struct TunnelMtu {
 }
 
 pub(super) fn overlay_mtu(family: Family, underlay: u32) -> u32 {
-    underlay.saturating_sub(vxlan_overhead(family))
+    underlay.saturating_sub(names::overhead(family))
 }
 
 /// The least of what is wanted (`spec.mtu`), what the way to the peer takes, and what the overlay
