@@ -47,7 +47,7 @@ pub(crate) struct Rule {
     /// None of these packets meets it.
     pub(crate) spares_all: bool,
     /// Rules before it that accept some packets of its ports.
-    pub(crate) accepts: Vec<Rule>,
+    pub(crate) accepts: Vec<Self>,
 }
 
 impl From<nft::Rule> for Rule {
