@@ -71,11 +71,12 @@ fn flipping_nat_starts_few_searches_and_no_alarm() {
         };
         let changes = || milan.value("weft_gateway_endpoint_changes_total");
         let before = (sent(), changes());
-        std::thread::sleep(Duration::from_secs(5));
+        std::thread::sleep(Duration::from_secs(10));
         let (bytes, changes) = (sent() - before.0, changes() - before.1);
-        assert!(changes >= 30, "{changes} changes in five seconds");
-        // A search is up to 66 probes of 1,500 bytes.
-        assert!(bytes < 300_000, "{bytes} bytes after {changes} changes");
+        eprintln!("{bytes} bytes after {changes} changes");
+        assert!(changes >= 60, "{changes} changes in ten seconds");
+        // 380 kB, or 650 kB now and then; with a search every half a second 950 kB (measured).
+        assert!(bytes < 800_000, "{bytes} bytes after {changes} changes");
         assert_eq!(milan.status().problems, [] as [&str; 0]);
         milan.until("packets both ways", || reaches(rome) && reaches(milan));
     });
