@@ -47,11 +47,11 @@ const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
 const HANGS: Case = ("peer hangs, again and again", hangs);
-const LOSS: Case = ("40 % loss", || loss(40, true, &[("rome", "output", "dport")]));
+const LOSS: Case = ("40 % loss", || loss(40, true, &[("milan", "input", "dport")]));
 const HEAVY_LOSS: Case = ("90 % loss both ways", || {
     loss(90, true, &[("rome", "input", "sport"), ("milan", "input", "dport")])
 });
-const IDLE_LOSS: Case = ("90 % loss, idle", || loss(90, false, &[("rome", "output", "dport")]));
+const IDLE_LOSS: Case = ("90 % loss, idle", || loss(90, false, &[("milan", "input", "dport")]));
 const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
 const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
 const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
