@@ -233,13 +233,14 @@ impl ProbeLog {
     pub fn handle_answer(&mut self, stamp: i128, round_trip: Duration, now: Instant) {
         self.round_trip = round_trip;
         self.handle_overtaken(stamp);
+        let sent = now.checked_sub(round_trip);
         let silence = self.unanswered.filter(Unanswered::is_silence);
         if let Some(silence) = silence.filter(|_| self.loss.is_none()) {
-            let sent = now.checked_sub(round_trip).filter(|_| self.announced.is_none());
-            self.outages.extend(sent.and_then(|sent| self.outage(silence, sent)));
+            let counted = sent.filter(|_| self.announced.is_none());
+            self.outages.extend(counted.and_then(|sent| self.outage(silence, sent)));
             let is_outage = self.is_outage(now) && self.outages.len() <= MAX_FORGOTTEN;
-            self.returned = now.checked_sub(round_trip).filter(|_| is_outage);
-        } else if let Some(sent) = now.checked_sub(round_trip) {
+            self.returned = sent.filter(|_| is_outage);
+        } else if let Some(sent) = sent {
             self.forget_outage(sent);
         }
         (self.unanswered, self.heard) = (None, None);

@@ -370,10 +370,7 @@ impl Election {
 
     /// Returns the replicas that receive nothing.
     pub fn deaf(&self, now: Instant) -> Vec<IpAddr> {
-        let is_deaf = |other: &Other| {
-            let beats = |at: Instant| now.saturating_duration_since(at) <= other.timeout();
-            other.last.is_some_and(|(of, at)| of.deaf && beats(at))
-        };
+        let is_deaf = |other: &Other| other.beats(now) && other.last.is_some_and(|(of, _)| of.deaf);
         self.others.iter().filter(|(_, of)| is_deaf(of)).map(|(address, _)| *address).collect()
     }
 
@@ -528,9 +525,7 @@ impl Election {
     fn living(&self, now: Instant) -> impl Iterator<Item = (&Heartbeat, Instant)> {
         self.others.values().filter_map(move |other| {
             let (last, at) = other.last.as_ref()?;
-            let beats = now.saturating_duration_since(*at) <= other.timeout();
-            let beats = beats && !other.is_gone(now);
-            beats.then_some((last, *at))
+            (other.beats(now) && !other.is_gone(now)).then_some((last, *at))
         })
     }
 

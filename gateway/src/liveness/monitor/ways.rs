@@ -227,7 +227,7 @@ mod tests {
 
     /// A flow that connection tracking leads to it would go on to do so.
     #[test]
-    fn replica_that_receives_nothing_is_left_with_its_port() {
+    fn deaf_replica_is_left_with_its_port() {
         let start = Instant::now();
         let (lost, mut ways) = (Some(start + SECOND), Ways::new(start));
         let ports = (10..14).map(|after| {

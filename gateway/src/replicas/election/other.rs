@@ -29,6 +29,10 @@ impl Other {
         self.refusals >= REFUSALS && !self.last.as_ref().is_some_and(beats)
     }
 
+    pub(super) fn beats(&self, now: Instant) -> bool {
+        self.last.is_some_and(|(_, at)| now.saturating_duration_since(at) <= self.timeout())
+    }
+
     /// Time without a heartbeat after which it is taken for lost.
     pub(super) fn timeout(&self) -> Duration {
         (self.gap * 3).clamp(TIMEOUT, MAX_TIMEOUT)

@@ -223,11 +223,7 @@ impl<'a, E> Walk<'a, E> {
             let is_met = || !self.accepts.iter().any(|accept| accept.covers(rule));
             if drops && rule.condition != Condition::Always && is_met() {
                 let mut rule = rule.clone();
-                let before = self.accepts.iter().filter(|accept| accept.may_spare(&rule));
-                let ways = &self.ways;
-                let is_met =
-                    |of: &&Rule| of.interfaces.is_empty() || ways.iter().any(|way| way.has(of));
-                rule.accepts = before.filter(is_met).cloned().collect();
+                rule.accepts = self.accepts_of(&rule);
                 rule.interfaces.extend(self.dispatched.iter().cloned());
                 self.drops.push((chain.to_owned(), rule));
             }
@@ -279,6 +275,14 @@ impl<'a, E> Walk<'a, E> {
             }
         }
         Ok(End::Returns)
+    }
+
+    /// Rules so far that accept some of the packets of a rule's ports.
+    fn accepts_of(&self, rule: &Rule) -> Vec<Rule> {
+        let is_met =
+            |of: &Rule| of.interfaces.is_empty() || self.ways.iter().any(|way| way.has(of));
+        let all = self.accepts.iter().filter(|accept| accept.may_spare(rule) && is_met(accept));
+        all.cloned().collect()
     }
 
     /// Condition of a rule: among packets of some devices only, a comparison of these decides nothing.
