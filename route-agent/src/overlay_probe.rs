@@ -4,23 +4,23 @@
 mod full_size;
 mod losses;
 mod prober;
+mod sockets;
 mod turns;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::hash::BuildHasher;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{
-    ActiveReplica, CrampedGateway, CutOffGateway, LossyGateway, NodeConfigSpec, OVERLAY_PROBE_PORT,
-    OverlayProbe, UnreachableGateway,
+    ActiveReplica, CrampedGateway, CutOffGateway, LossyGateway, NodeConfigSpec, OverlayProbe,
+    UnreachableGateway,
 };
 use fabric_api::overlay_v6;
 use fabric_runtime::until;
 use jiff::Timestamp;
-use netlink::DatagramSocket;
 use netplan::Address;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use losses::Loss;
 use prober::{Probe, Prober, Target};
+use sockets::Sockets;
 
 use crate::config_source::ConfigSource;
 
@@ -38,8 +39,6 @@ const HEADERS_V6: usize = 48;
 const END: Duration = Duration::from_secs(1);
 /// Time that an agent that ends may be away before gateways report it.
 const AWAY: Duration = Duration::from_secs(60);
-/// Between two changes of the source port while a gateway is unreachable.
-const REOPEN: Duration = Duration::from_secs(5);
 /// Longest time from the end of an outage that this node had a part in until gateways have reported.
 const OUTAGE_END: Duration = Duration::from_secs(12);
 /// Time without a reply after which a gateway is lost. A gateway that restarts is back before.
@@ -188,10 +187,7 @@ struct Task {
     reports: watch::Sender<FaultyPaths>,
     losses: watch::Sender<BTreeSet<String>>,
     notices: watch::Sender<TakeOvers>,
-    v4: Option<DatagramSocket>,
-    v6: Option<DatagramSocket>,
-    opened: Option<Instant>,
-    on_other_port: bool,
+    sockets: Sockets,
     cut_off: bool,
     /// Time from which on gateways that cannot report are a fault of their own.
     believes_at: Option<Instant>,
@@ -221,7 +217,7 @@ impl Task {
                     }
                     self.prober.hurry(Instant::now());
                 }
-                () = readable(self.v4.as_ref(), self.v6.as_ref()) => self.receive(),
+                () = self.sockets.readable() => self.receive(),
                 () = until(due) => {
                     let probes = self.prober.poll(Instant::now());
                     self.send(probes);
@@ -239,7 +235,7 @@ impl Task {
     fn receive(&mut self) {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(OverlayProbe::MAX_DATAGRAM, 0);
-        for socket in [&self.v4, &self.v6].into_iter().flatten() {
+        for socket in self.sockets.all() {
             // An error is one of an earlier probe: that stays unanswered.
             while let Ok((length, from)) = socket.try_recv_from(&mut buffer) {
                 let message = OverlayProbe::parse(&buffer[..length]);
@@ -288,30 +284,11 @@ impl Task {
             let probe =
                 OverlayProbe { node, nonce, next_ms, unanswered, cut_off, ..Default::default() };
             let datagram = probe.encode_in(size.map(|size| payload(to, size)).unwrap_or_default());
-            let sent = self.socket(to, unanswered).and_then(|s| s.try_send_to(&datagram, to));
+            let sent = self.sockets.open(to, unanswered).and_then(|s| s.try_send_to(&datagram, to));
             if let Err(error) = sent {
                 tracing::debug!(%error, %to, "cannot send a probe");
             }
         }
-    }
-
-    /// A replica that takes over knows the port of a gateway's probes. A tracked connection from before our
-    /// table was there would never be translated: a gateway that does not answer is tried from other ports, too.
-    fn socket(&mut self, to: SocketAddr, unanswered: bool) -> std::io::Result<&DatagramSocket> {
-        let now = Instant::now();
-        if unanswered && self.opened.is_some_and(|opened| now - opened > REOPEN) {
-            (self.v4, self.v6) = (None, None);
-            self.on_other_port = !self.on_other_port;
-        }
-        let port = if self.on_other_port { 0 } else { OVERLAY_PROBE_PORT };
-        let (socket, any) = match to {
-            SocketAddr::V4(_) => (&mut self.v4, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
-            SocketAddr::V6(_) => (&mut self.v6, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
-        };
-        if socket.is_none() {
-            self.opened = Some(now);
-        }
-        open(socket, any, port)
     }
 
     fn report_lost(&self) {
@@ -395,31 +372,6 @@ fn faults(paths: &FaultyPaths) -> BTreeMap<(&str, &'static str), &str> {
     let cut_off =
         cut_off.map(|of| ((&*of.peer_cluster_id, "answers, but cannot report"), &*of.since));
     unreachable.chain(lossy).chain(cramped).chain(cut_off).collect()
-}
-
-/// A port that another program has is left to that.
-fn open(
-    socket: &mut Option<DatagramSocket>,
-    any: IpAddr,
-    port: u16,
-) -> std::io::Result<&DatagramSocket> {
-    if socket.is_none() {
-        let ports = [SocketAddr::new(any, port), SocketAddr::new(any, 0)];
-        let opened = std::net::UdpSocket::bind(&ports[..])?;
-        *socket = Some(DatagramSocket::from_std(opened)?);
-    }
-    socket.as_ref().ok_or_else(|| std::io::ErrorKind::NotConnected.into())
-}
-
-async fn readable(v4: Option<&DatagramSocket>, v6: Option<&DatagramSocket>) {
-    let of = async |socket: Option<&DatagramSocket>| match socket {
-        Some(socket) => drop(socket.readable().await),
-        None => pending().await,
-    };
-    tokio::select! {
-        () = of(v4) => {}
-        () = of(v6) => {}
-    }
 }
 
 #[cfg(test)]

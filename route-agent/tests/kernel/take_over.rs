@@ -76,6 +76,21 @@ fn later_take_over_of_a_replica_moves_vxlan() {
     assert_eq!(destination(&world), "192.0.2.9");
 }
 
+/// The gateway is probed from another port then, and a successor knows only the usual one.
+#[test]
+fn take_over_of_a_lost_gateway_is_followed() {
+    let mut world = World::new();
+    world.configure(with_replicas(3));
+    world.start(&[]);
+    world.settle();
+    let (gateway, from) = probed(&world);
+    eventually("it is probed from another port", Duration::from_secs(20), || {
+        gateway.recv_from(&mut [0; 1024]).unwrap().1 != from
+    });
+    gateway.send_to(&notice([192, 0, 2, 9], 4), from).unwrap();
+    eventually("it goes to the successor", A_WHILE, || destination(&world) == "192.0.2.9");
+}
+
 /// The config of the gateway was deleted, and with it how often its tunnel had been taken over.
 #[test]
 fn take_overs_that_count_anew_are_followed() {
