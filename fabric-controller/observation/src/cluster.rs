@@ -10,18 +10,22 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fabric_api::ipam::{IP, Network};
-use fabric_api::networking::{ACCEPTED, Connection, NODES_REACHABLE};
+use fabric_api::networking::{ACCEPTED, NODES_REACHABLE};
 use fabric_api::{check, labels};
 use fabric_index::owner::keeps_refused_prefix;
 use fabric_kube_client::lease;
 use fabric_store::{ApiError, Kind, ObjectRef, Snapshot, Store, StoreError};
 use futures::future::join_all;
+use http::header::DATE;
 use jiff::Timestamp;
+use jiff::fmt::rfc2822;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::ListParams;
+use kube::api::{ListParams, ObjectList, Request};
+use kube::client::Body;
+use kube::core::Status;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
@@ -63,8 +67,9 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     );
     let (leases, unread) = match leases {
         Ok(leases) => (leases, None),
-        Err(error) => (Vec::new(), Some(error)),
+        Err(error) => (Leases::default(), Some(error)),
     };
+    let Leases { all: leases, listed_at } = leases;
     let is_undefined =
         |read: &Result<Snapshot, StoreError>| read.as_ref().is_err_and(|e| is_refused(e, 404));
     if needed.iter().all(|(_, read)| is_undefined(read)) {
@@ -126,7 +131,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
              what the fabric-controller cannot read; expected the verb list on leases.coordination.k8s.io"
         )
     }));
-    problems.extend(unrenewed(&leases, &snapshot));
+    problems.extend(listed_at.and_then(|now| unrenewed(&leases, now)));
     problems.extend(obstacles(&leases));
     problems.extend(held(&leases).flat_map(lease::repairs));
     let faults = held(&leases).flat_map(lease::faults).collect();
@@ -246,19 +251,12 @@ fn obstacles(leases: &[Lease]) -> Option<String> {
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
 }
 
-/// Names a controller whose processes run and do not reach the API server, or whose credentials it refuses. What
-/// gateways report every ten seconds shows the time: this host's clock may differ.
-fn unrenewed(leases: &[Lease], snapshot: &Snapshot) -> Option<String> {
-    let connections = snapshot.objects.values().filter_map(|of| <&Connection>::try_from(of).ok());
-    let reported = |of: &Connection| -> Option<Timestamp> {
-        of.status.as_ref()?.latency.as_ref()?.timestamp.as_ref()?.parse().ok()
-    };
-    let mut times: Vec<Timestamp> = connections.filter_map(reported).collect();
-    times.sort_unstable();
-    // The clock of some node may be ahead.
-    let now = times.get(times.len().saturating_sub(1) / 2)?;
+/// Names a controller whose processes run and do not reach the API server, or whose credentials it refuses. Both times
+/// are by the clock of the API server.
+fn unrenewed(leases: &[Lease], now: Timestamp) -> Option<String> {
     let of = held(leases).next()?;
-    let seconds = now.duration_since(of.spec.as_ref()?.renew_time.as_ref()?.0).as_secs();
+    let written = of.metadata.managed_fields.iter().flatten().filter_map(|by| by.time.as_ref());
+    let seconds = now.duration_since(written.map(|time| time.0).max()?).as_secs();
     let namespace = of.metadata.namespace.as_deref().unwrap_or_default();
     let program = format!("-n {namespace} -l {}=fabric-controller", labels::PROGRAM);
     (seconds > UNRENEWED).then(|| {
@@ -276,10 +274,32 @@ fn held(leases: &[Lease]) -> impl Iterator<Item = &Lease> {
 }
 
 /// Leases of controllers.
-async fn leases(store: &Store) -> anyhow::Result<Vec<Lease>> {
+#[derive(Default)]
+struct Leases {
+    all: Vec<Lease>,
+    /// Time by the clock of the API server.
+    listed_at: Option<Timestamp>,
+}
+
+async fn leases(store: &Store) -> anyhow::Result<Leases> {
     let client = store.api_server().context("no API server")?.client;
     let named = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
-    listed(&client, &named).await
+    let request = Request::new(Lease::url_path(&(), None)).list(&named)?.map(Body::from);
+    timeout(REQUEST, async {
+        let response = client.send(request).await?;
+        let is_refused = !response.status().is_success();
+        let date = response.headers().get(DATE).and_then(|date| date.to_str().ok());
+        let listed_at = date.and_then(|date| rfc2822::parse(date).ok()).map(|at| at.timestamp());
+        let answer = response.into_body().collect_bytes().await?;
+        if is_refused {
+            let refusal: Status = serde_json::from_slice(&answer)?;
+            bail!(refusal.message);
+        }
+        let list: ObjectList<Lease> = serde_json::from_slice(&answer)?;
+        Ok(Leases { all: list.items, listed_at })
+    })
+    .await
+    .context("no answer")?
 }
 
 /// Reads the pods of weft, and the Deployments that make them.
@@ -312,7 +332,6 @@ where
 
 #[cfg(test)]
 mod tests {
-    use fabric_store::Object;
     use serde_json::json;
 
     use super::*;
@@ -321,32 +340,18 @@ mod tests {
     fn lease_that_is_not_renewed_is_named() {
         let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
         let lease = |holder: Option<&str>| -> Lease {
-            let spec = json!({"holderIdentity": holder, "renewTime": format!("{:.6}", at(0))});
-            let metadata = json!({"name": lease::NAME, "namespace": "liqo"});
+            // The clock of the controller's node is an hour behind.
+            let spec = json!({"holderIdentity": holder, "renewTime": format!("{:.6}", at(-3600))});
+            let written =
+                [at(-900), at(0)].map(|at| json!({"manager": "m", "time": at.to_string()}));
+            let metadata =
+                json!({"name": lease::NAME, "namespace": "liqo", "managedFields": written});
             serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
         };
-        let reported = |seconds: &[i64]| {
-            let connections = seconds.iter().enumerate().map(|(i, second)| {
-                let latency = json!({"value": "3ms", "timestamp": at(*second).to_string()});
-                let connection: Connection = serde_json::from_value(json!({
-                    "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
-                    "metadata": {"name": format!("gw-{i}"), "namespace": "t"},
-                    "spec": {"type": "Client", "gatewayRef": {"name": "client"}},
-                    "status": {"value": "Connected", "latency": latency},
-                }))
-                .unwrap();
-                let object = Object::from(connection);
-                (object.reference(), object)
-            });
-            Snapshot { objects: connections.collect(), problems: Vec::new() }
-        };
         let held = [lease(Some("h"))];
-        assert_eq!(unrenewed(&held, &reported(&[])), None, "nothing shows the time");
-        assert_eq!(unrenewed(&held, &reported(&[60, 55])), None);
-        assert_eq!(unrenewed(&held, &reported(&[50, 300])), None, "a clock that is ahead");
-        let found = unrenewed(&held, &reported(&[61, 62, -900])).unwrap();
+        assert_eq!(unrenewed(&held, at(60)), None);
+        let found = unrenewed(&held, at(61)).unwrap();
         assert!(found.contains("has not been renewed for 61 s"), "{found}");
-        let released = [lease(None)];
-        assert_eq!(unrenewed(&released, &reported(&[90])), None, "its successor is not there yet");
+        assert_eq!(unrenewed(&[lease(None)], at(90)), None, "its successor is not there yet");
     }
 }
