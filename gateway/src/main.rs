@@ -141,6 +141,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         paths: paths.clone(),
         passable: if config.standalone { PASSABLE_ON_HOSTS } else { PASSABLE_IN_KUBERNETES },
         departure: departure.clone(),
+        standings: standings.clone(),
     };
     tasks.spawn(monitor::run(sources, view_tx, stop.clone()));
     let sources = overlay_probe::Sources {

@@ -46,6 +46,8 @@ pub struct Standing {
     pub epoch: u64,
     /// This one has the tunnel, and the peer has not answered it for a while.
     pub is_stuck: bool,
+    /// This one has the tunnel, and receives neither the peer nor a replica any more.
+    pub is_deaf: bool,
     /// Own address, if there are replicas.
     pub address: Option<IpAddr>,
     /// Another replica that has the tunnel, if this one stands by.
@@ -186,6 +188,7 @@ impl Replicas {
             role,
             epoch: self.election.epoch(),
             is_stuck: self.election.is_stuck(Instant::now()),
+            is_deaf: self.election.is_deaf(Instant::now()),
             address: self.own.filter(|_| self.keys.is_some()),
             active_other: self
                 .election

@@ -1,6 +1,7 @@
 //! Watches whether packets get through: sends probes, answers the peer's, and keeps the
 //! [`View`] of the connection that everything else goes by.
 
+mod departure;
 mod diagnosis;
 mod log;
 mod path;
@@ -27,9 +28,10 @@ use reachability::probe::{
 };
 use reachability::probe_log::{ProbeLog, TRAIN};
 use tokio::sync::watch;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
+use crate::replicas::Standing;
 use crate::state::{Plane, ProbeCounts, Running, View};
 use diagnosis::Diagnosis;
 use path::PathProber;
@@ -46,9 +48,6 @@ const MIN_INTERVAL: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_secs(1);
 /// Datagrams read before an answer counts as missing: many wait after a pause of this process.
 const LATE_DATAGRAMS: usize = 64;
-/// Checks for the announcement of the end having been sent, and the time between two of them.
-const END_LOOKS: u32 = 20;
-const END_LOOK: Duration = Duration::from_millis(2);
 
 /// Settings of the monitor.
 pub struct Sources {
@@ -60,6 +59,7 @@ pub struct Sources {
     pub passable: &'static [PathFault],
     /// Reason for the end of this gateway, set before it.
     pub departure: Arc<OnceLock<Departure>>,
+    pub standings: watch::Receiver<Standing>,
 }
 
 /// Keeps `views` up to date until `stop`.
@@ -68,7 +68,7 @@ pub async fn run(
     views: watch::Sender<View>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Sources { mut inputs, mut planes, mut paths, passable, departure } = sources;
+    let Sources { mut inputs, mut planes, mut paths, passable, departure, mut standings } = sources;
     let mut peering: Option<Peering> = None;
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
@@ -84,6 +84,7 @@ pub async fn run(
             continue;
         };
         current.count_nodes(paths.borrow_and_update().as_ref(), passable, Instant::now());
+        current.set_deaf(standings.borrow_and_update().is_deaf, Instant::now());
         current.publish(&views, &inputs);
         tokio::select! {
             biased;
@@ -103,6 +104,7 @@ pub async fn run(
             }
             changed = planes.changed() => changed?,
             changed = paths.changed() => changed?,
+            changed = standings.changed() => changed?,
             () = sleep_until(current.deadline().into()) => {
                 current.drain(&mut buffer);
                 current.handle_timeouts(Instant::now());
@@ -148,6 +150,8 @@ struct Peering {
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
     ways: Ways,
+    /// This gateway receives nothing, and has replicas: what it sends would lead the peer away from its successor.
+    is_deaf: bool,
     /// For the successor of a server that has announced its end.
     search: Option<Search>,
     probes: ProbeCounts,
@@ -224,6 +228,7 @@ impl Peering {
             latency_at: None,
             unanswered: None,
             ways: Ways::new(now),
+            is_deaf: false,
             search: None,
             probes: ProbeCounts::default(),
             lane_ended: false,
@@ -273,7 +278,8 @@ impl Peering {
 
     fn handle_burst(&mut self, now: Instant) {
         let was_lossy = self.diagnosis.log.lost_percent().is_some();
-        if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
+        let is_due = self.diagnosis.log.handle_tick(now) && !self.is_deaf;
+        if is_due && self.changes.borrow().has_session {
             self.send_one(0, now);
         }
         // The peer reports a loss, too, until it learns that it is over.
@@ -286,8 +292,9 @@ impl Peering {
     /// A server that falls silent may have another gateway's session, which has the same key, or none any more.
     fn renew_session(&mut self, now: Instant) {
         let was_there = self.machine.value() != ConnectionValue::Connecting;
-        let is_silent = was_there && self.diagnosis.is_peer_silent(now);
-        if is_silent && self.desired().role == Role::Client && self.ways.renew(now) {
+        let is_silent = was_there && (self.is_deaf || self.diagnosis.is_peer_silent(now));
+        let is_client = self.desired().role == Role::Client;
+        if is_silent && is_client && self.ways.renew(self.is_deaf, now) {
             self.running.lane.initiate();
         }
     }
@@ -433,7 +440,8 @@ impl Peering {
 
     /// A server is found by its client.
     fn is_retry_due(&self, now: Instant) -> bool {
-        self.desired().role == Role::Client && self.ways.is_due(self.signs(), now)
+        let is_client = self.desired().role == Role::Client;
+        is_client && !self.is_deaf && self.ways.is_due(self.signs(), now)
     }
 
     fn retry(&mut self, now: Instant) {
@@ -466,8 +474,8 @@ impl Peering {
         self.ping_at = now + pace.min(most);
         self.unanswered.get_or_insert(now);
         // It would only wait in the engine; the session's coming is a reason for another one.
-        if !self.changes.borrow().has_session {
-            return;
+        if self.is_deaf || !self.changes.borrow().has_session {
+            return self.renew_session(now);
         }
         self.last_ping = Some(now);
         self.is_ping_fixed = false;
@@ -487,29 +495,6 @@ impl Peering {
         }
         let ping = self.diagnosis.complete(ping, &self.running.desired);
         self.socket.send(&ping.encode_in_train(place), self.peer_socket());
-    }
-
-    /// Announces the end of this gateway to the peer, and waits until the lane has sent that. A peer
-    /// that is not probed may be no weft, and is sent nothing that it would not understand. A server
-    /// has no use for a restart of its client, which would make it send to the one that ends.
-    async fn announce_end(&mut self, departure: Departure) {
-        let is_final = matches!(departure, Departure::Removed | Departure::TakenDown);
-        let matters = is_final || self.desired().role == Role::Server;
-        let is_received = self.changes.borrow().has_session && matters;
-        if !is_received || self.desired().probe_interval().is_zero() {
-            return;
-        }
-        let before = self.running.lane.snapshot().counters.tx_packets;
-        let field = WeftField::leaving(departure);
-        let ping = self.pending.ping(Timestamp::now(), Instant::now(), field);
-        // One of them may be lost.
-        (0..2).for_each(|_| self.socket.send(&ping.encode(), self.peer_socket()));
-        for _ in 0..END_LOOKS {
-            sleep(END_LOOK).await;
-            if self.running.lane.snapshot().counters.tx_packets >= before + 2 {
-                return;
-            }
-        }
     }
 
     fn peer_socket(&self) -> SocketAddr {
@@ -546,6 +531,13 @@ impl Peering {
             nodes: self.nodes,
             refuses_ipv6: self.diagnosis.refuses_ipv6(),
             ..WeftField::new(self.desired().probe_interval(), received_ago)
+        }
+    }
+
+    /// Sends no probes while this gateway is deaf, and the next one at once when it no longer is.
+    fn set_deaf(&mut self, is_deaf: bool, now: Instant) {
+        if std::mem::replace(&mut self.is_deaf, is_deaf) && !is_deaf {
+            self.hurry(now);
         }
     }
 

@@ -26,8 +26,8 @@ use other::{Other, pace};
 use serde::{Deserialize, Serialize};
 use tunnel::Tai64n;
 
-/// Time between two heartbeats, and without one until a replica counts as gone: at least, and on starved
-/// processors, three times the longest gap of late, at most.
+/// Time between two heartbeats, and without one until a replica counts as gone: at least, and at most on starved
+/// processors, three times the longest gap of late, and where heartbeats get lost.
 pub const INTERVAL: Duration = Duration::from_millis(100);
 pub const TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_TIMEOUT: Duration = Duration::from_secs(2);
@@ -244,8 +244,10 @@ impl Election {
 
     /// Returns whether it has the tunnel, and receives neither peer nor replicas, which fell silent at once: their
     /// packets get lost, while its own may arrive. One that took the tunnel over for that reason never received any.
-    fn is_deaf(&self, now: Instant) -> bool {
-        let beats = self.others.values().filter_map(|other| Some((other.last?.1, other.timeout())));
+    pub fn is_deaf(&self, now: Instant) -> bool {
+        // The kernel of one that is gone answers.
+        let others = self.others.values().filter(|other| !other.is_gone(now));
+        let beats = others.filter_map(|other| Some((other.last?.1, other.timeout())));
         let last = beats.max().filter(|_| self.living(now).next().is_none());
         let Some((beat, timeout)) = last else { return false };
         let Some(heard) = self.heard_at else {
@@ -323,6 +325,7 @@ impl Election {
         // that stood still sent none.
         let of_same = other.last.filter(|(last, _)| last.incarnation == heartbeat.incarnation);
         let beats = of_same.map_or(0, |(last, _)| heartbeat.sequence.saturating_sub(last.sequence));
+        other.losses.note(beats);
         if self.role == Role::Active && beats > AWAY {
             self.contest.turn(now);
         }

@@ -22,8 +22,9 @@ const SOON_WAYS: u32 = 4;
 /// those that an earlier gateway had.
 const FIRST_TRY: Duration = Duration::from_secs(2);
 const FIRST_WAYS: u32 = 2;
-/// Minimum time between two initiations to a silent peer.
+/// Minimum time between two initiations to a silent peer: in general, and of a gateway that is deaf.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(1200);
+const DEAF_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(super) struct Ways {
     /// Time of the last change of the way, or of the start.
@@ -71,8 +72,9 @@ impl Ways {
     }
 
     /// Returns whether a peer that is silent now is to be sent an initiation, and takes note of that.
-    pub(super) fn renew(&mut self, now: Instant) -> bool {
-        let is_due = self.renewed.is_none_or(|at| now >= at + RENEWAL_INTERVAL);
+    pub(super) fn renew(&mut self, is_deaf: bool, now: Instant) -> bool {
+        let interval = if is_deaf { DEAF_INTERVAL } else { RENEWAL_INTERVAL };
+        let is_due = self.renewed.is_none_or(|at| now >= at + interval);
         if is_due {
             self.renewed = Some(now);
         }
@@ -153,6 +155,17 @@ mod tests {
             is_cut: false,
             endpoint: None,
         }
+    }
+
+    /// What it sends leads a stock peer away from its successor.
+    #[test]
+    fn deaf_gateway_initiates_seldom() {
+        let start = Instant::now();
+        let count = |is_deaf| {
+            let mut ways = Ways::new(start);
+            (0..100u32).filter(|i| ways.renew(is_deaf, start + SECOND * *i / 10)).count()
+        };
+        assert_eq!((count(false), count(true)), (9, 2));
     }
 
     #[test]

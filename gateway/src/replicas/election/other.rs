@@ -7,6 +7,13 @@ use super::{Heartbeat, INTERVAL, MAX_TIMEOUT, TIMEOUT};
 /// Heartbeats that a kernel refuses before its replica counts as gone: it may just be starting.
 const REFUSALS: u8 = 2;
 
+/// Heartbeats that the share of lost ones is computed from.
+const LOSS_WINDOW: f64 = 100.0;
+/// Most heartbeats from one that arrives to the next: those of a longer cut are no share of anything.
+const MAX_STEP: u64 = 6;
+/// Chance that all of the heartbeats in a timeout get lost on the way.
+const FALSE_TIMEOUT: f64 = 1e-8;
+
 #[derive(Debug, Default)]
 pub(super) struct Other {
     pub(super) last: Option<(Heartbeat, Instant)>,
@@ -15,6 +22,7 @@ pub(super) struct Other {
     pub(super) refusals: u8,
     /// The longest time that the other one took between two heartbeats, less a percent with each since.
     pub(super) gap: Duration,
+    pub(super) losses: Losses,
     /// Presence in the config, and the time at which that was first observed.
     pub(super) is_listed: bool,
     pub(super) listed_at: Option<Instant>,
@@ -35,7 +43,35 @@ impl Other {
 
     /// Time without a heartbeat after which it is taken for lost.
     pub(super) fn timeout(&self) -> Duration {
-        (self.gap * 3).clamp(TIMEOUT, MAX_TIMEOUT)
+        self.losses.timeout().max(self.gap * 3).clamp(TIMEOUT, MAX_TIMEOUT)
+    }
+}
+
+/// Share of the heartbeats that get lost on the way.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    share: f64,
+    count: f64,
+}
+
+impl Losses {
+    /// A heartbeat arrived, so many after the one before.
+    pub(super) fn note(&mut self, beats: u64) {
+        if beats > MAX_STEP {
+            return;
+        }
+        for i in (0..beats).rev() {
+            self.count = LOSS_WINDOW.min(self.count + 1.0);
+            let lost = if i > 0 { 1.0 } else { 0.0 };
+            self.share += (lost - self.share) / self.count;
+        }
+    }
+
+    /// Time in which hardly ever all get lost: a replica whose node loses some of what it receives had better not have
+    /// the tunnel.
+    fn timeout(&self) -> Duration {
+        let beats = if self.share > 0.0 { FALSE_TIMEOUT.ln() / self.share.ln() } else { 0.0 };
+        INTERVAL.mul_f64(beats.clamp(0.0, 100.0))
     }
 }
 

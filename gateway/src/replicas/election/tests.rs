@@ -228,6 +228,43 @@ fn deaf_standby_gives_the_tunnel_back() {
     }
 }
 
+/// Loss on the way to its node is no reason to take the tunnel there.
+#[test]
+fn standby_that_loses_some_packets_takes_nothing_over() {
+    for (seed, percent) in (0..24).flat_map(|seed| [(seed, 10), (seed, 30)]) {
+        let mut world = World::with_standby(seed);
+        let run = |world: &mut World, seconds: u32| {
+            for _ in 0..seconds * 1000 / STEP {
+                world.active().into_iter().for_each(|i| world.heard(i));
+                world.step();
+            }
+            (world.active(), world.replicas[&1].epoch())
+        };
+        world.losses = [(2, percent)].into();
+        // While the share is not known, one may happen.
+        let known = run(&mut world, 5);
+        assert_eq!(known.0, [1], "seed {seed}, {percent} %");
+        assert_eq!(run(&mut world, 240), known, "seed {seed}, {percent} %");
+        world.losses.clear();
+        world.run(60_000);
+        world.replicas.remove(&1);
+        let millis = world.until_active(&[2]);
+        assert!(millis <= 350, "seed {seed}, {percent} %: {millis} ms once it is over");
+    }
+}
+
+/// The peer, and the other replica, whose kernel goes on to answer.
+#[test]
+fn two_processes_that_end_at_once_make_nobody_deaf() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.heard(1);
+        world.replicas.remove(&2);
+        world.run(5000);
+        assert!(!world.replicas[&1].is_deaf(world.now), "seed {seed}");
+    }
+}
+
 #[test]
 fn silent_peer_or_standby_alone_makes_nobody_deaf() {
     for seed in 0..50 {

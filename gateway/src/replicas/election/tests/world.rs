@@ -23,6 +23,8 @@ pub(super) struct World {
     pub(super) cut: BTreeSet<(u8, u8)>,
     /// Receive nothing.
     pub(super) deaf: BTreeSet<u8>,
+    /// Share of what a replica receives that gets lost, in percent.
+    pub(super) losses: BTreeMap<u8, u64>,
     pub(super) on_way: Vec<(Instant, u8, u8, Option<Heartbeat>)>,
     /// The API server's record, and whether it can be reached.
     pub(super) record: Option<(u8, u64)>,
@@ -42,6 +44,7 @@ impl World {
             paused: BTreeMap::new(),
             cut: BTreeSet::new(),
             deaf: BTreeSet::new(),
+            losses: BTreeMap::new(),
             on_way: Vec::new(),
             record: None,
             has_api: true,
@@ -87,7 +90,9 @@ impl World {
         self.on_way = on_way;
         let arrived: Vec<(Instant, u8, u8, Option<Heartbeat>)> = arrived;
         for (_, from, to, heartbeat) in arrived {
-            if self.is_cut(from, to) || self.deaf.contains(&to) {
+            let percent = self.losses.get(&to).copied().unwrap_or_default();
+            let is_lost = percent > 0 && self.draw(100) < percent;
+            if self.is_cut(from, to) || self.deaf.contains(&to) || is_lost {
                 continue;
             }
             match (self.replicas.get_mut(&to), heartbeat) {
