@@ -22,7 +22,7 @@ use jiff::fmt::rfc2822;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ManagedFieldsEntry, Time};
 use kube::api::{ListParams, ObjectList, Request};
 use kube::client::Body;
 use kube::core::Status;
@@ -255,8 +255,12 @@ fn obstacles(leases: &[Lease]) -> Option<String> {
 /// are by the clock of the API server.
 fn unrenewed(leases: &[Lease], now: Timestamp) -> Option<String> {
     let of = held(leases).next()?;
-    let written = of.metadata.managed_fields.iter().flatten().filter_map(|by| by.time.as_ref());
-    let seconds = now.duration_since(written.map(|time| time.0).max()?).as_secs();
+    let writers = of.metadata.managed_fields.iter().flatten();
+    let renews = |of: &&ManagedFieldsEntry| {
+        of.fields_v1.as_ref().is_some_and(|fields| fields.0["f:spec"]["f:renewTime"].is_object())
+    };
+    let renewed = writers.filter(renews).filter_map(|of| of.time.as_ref()).map(|at| at.0).max()?;
+    let seconds = now.duration_since(renewed).as_secs();
     let namespace = of.metadata.namespace.as_deref().unwrap_or_default();
     let program = format!("-n {namespace} -l {}=fabric-controller", labels::PROGRAM);
     (seconds > UNRENEWED).then(|| {
@@ -342,8 +346,12 @@ mod tests {
         let lease = |holder: Option<&str>| -> Lease {
             // The clock of the controller's node is an hour behind.
             let spec = json!({"holderIdentity": holder, "renewTime": format!("{:.6}", at(-3600))});
+            let by = |field: &str, second: i64| {
+                let fields = json!({"f:spec": {field: {}}});
+                json!({"manager": field, "fieldsV1": fields, "time": at(second).to_string()})
+            };
             let written =
-                [at(-900), at(0)].map(|at| json!({"manager": "m", "time": at.to_string()}));
+                [by("f:renewTime", -900), by("f:renewTime", 0), by("f:leaseTransitions", 50)];
             let metadata =
                 json!({"name": lease::NAME, "namespace": "liqo", "managedFields": written});
             serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()

@@ -189,6 +189,30 @@ fn status_finds_weft_in_any_namespace() {
 }
 
 #[test]
+fn lease_that_nobody_renews_is_named() {
+    const LEASE: [&str; 4] = ["lease", "weft-fabric-controller", "-n", "default"];
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": LEASE[1], "namespace": LEASE[3]},
+        "spec": {"holderIdentity": "none", "renewTime": "2026-01-01T00:00:00.000000Z"}});
+    cluster.kubectl(&["create", "-f", "-"], &lease.to_string());
+    let problem = ["changes have no effect: its Lease has not been renewed", "default"];
+    assert!(!has_problem(&observed(cluster), &problem), "by the clock of the API server");
+    let shown = ["get", "-o", "json", "--show-managed-fields"];
+    let written = cluster.kubectl(&[&shown[..], &LEASE].concat(), "");
+    let mut written: Value = serde_json::from_str(&written).unwrap();
+    for field in written["metadata"]["managedFields"].as_array_mut().unwrap() {
+        field["time"] = json!("2026-01-01T00:00:00Z");
+    }
+    // A write of nothing but times is none.
+    written["metadata"]["annotations"] = json!({"touched": "by another"});
+    cluster.kubectl(&["replace", "-f", "-"], &written.to_string());
+    assert!(has_problem(&observed(cluster), &problem));
+    cluster.kubectl(&[&["delete"], &LEASE[..]].concat(), "");
+    cluster.until("it is gone", || (!has_problem(&observed(cluster), &problem)).then_some(()));
+}
+
+#[test]
 fn status_without_rights_names_missing_ones() {
     let Some(cluster) = cluster() else { return };
     let output = of(&cluster.server.user("nobody"), &[]);
