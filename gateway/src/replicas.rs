@@ -46,7 +46,7 @@ pub struct Standing {
     pub epoch: u64,
     /// This one has the tunnel, and the peer has not answered it for a while.
     pub is_stuck: bool,
-    /// This one has the tunnel, and receives neither the peer nor a replica any more.
+    /// This one has the tunnel, and receives neither the peer nor a replica any more, but did.
     pub is_deaf: bool,
     /// Own address, if there are replicas.
     pub address: Option<IpAddr>,
@@ -188,7 +188,7 @@ impl Replicas {
             role,
             epoch: self.election.epoch(),
             is_stuck: self.election.is_stuck(Instant::now()),
-            is_deaf: self.election.is_deaf(Instant::now()),
+            is_deaf: self.election.has_become_deaf(Instant::now()),
             address: self.own.filter(|_| self.keys.is_some()),
             active_other: self
                 .election
@@ -258,7 +258,7 @@ impl Replicas {
             Ok(Some(heartbeat)) => election.handle(from, heartbeat, now),
             Ok(None) => tracing::debug!(%from, "not a heartbeat of a replica"),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                election.handle_refusal(from);
+                election.handle_refusal(from, now);
             }
             Err(error) => tracing::debug!(%from, %error, "cannot receive heartbeats"),
         });

@@ -37,7 +37,7 @@ use pods::{DEPLOYED, Pods};
 /// program to log in with.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time without a renewal of the controller's Lease, in seconds, after which nobody works: another replica takes it
-/// over after 15 s. Clocks of nodes may differ by the rest.
+/// over after 15 s. Clocks of API servers may differ by the rest.
 const UNRENEWED: i64 = 60;
 /// Time limit of a request for pods.
 const REQUEST: Duration = Duration::from_secs(5);
@@ -252,18 +252,19 @@ fn obstacles(leases: &[Lease]) -> Option<String> {
 }
 
 /// Names a controller whose processes run and do not reach the API server, or whose credentials it refuses. Both times
-/// are by the clock of the API server.
+/// are by clocks of API servers. A withdrawal locks the Lease for longer.
 fn unrenewed(leases: &[Lease], now: Timestamp) -> Option<String> {
     let of = held(leases).next()?;
     let writers = of.metadata.managed_fields.iter().flatten();
     let renews = |of: &&ManagedFieldsEntry| {
         of.fields_v1.as_ref().is_some_and(|fields| fields.0["f:spec"]["f:renewTime"].is_object())
     };
+    let limit = of.spec.as_ref()?.lease_duration_seconds.unwrap_or_default();
     let renewed = writers.filter(renews).filter_map(|of| of.time.as_ref()).map(|at| at.0).max()?;
     let seconds = now.duration_since(renewed).as_secs();
     let namespace = of.metadata.namespace.as_deref().unwrap_or_default();
     let program = format!("-n {namespace} -l {}=fabric-controller", labels::PROGRAM);
-    (seconds > UNRENEWED).then(|| {
+    (seconds > UNRENEWED.max(limit.into())).then(|| {
         format!(
             "fabric-controller: changes have no effect: its Lease has not been renewed for {seconds} s; see \
              `kubectl logs {program}`; if its ServiceAccount was made anew, its pods have credentials that are \
@@ -291,13 +292,13 @@ async fn leases(store: &Store) -> anyhow::Result<Leases> {
     let request = Request::new(Lease::url_path(&(), None)).list(&named)?.map(Body::from);
     timeout(REQUEST, async {
         let response = client.send(request).await?;
-        let is_refused = !response.status().is_success();
+        let status = response.status();
         let date = response.headers().get(DATE).and_then(|date| date.to_str().ok());
         let listed_at = date.and_then(|date| rfc2822::parse(date).ok()).map(|at| at.timestamp());
         let answer = response.into_body().collect_bytes().await?;
-        if is_refused {
-            let refusal: Status = serde_json::from_slice(&answer)?;
-            bail!(refusal.message);
+        if !status.is_success() {
+            let refusal: Result<Status, _> = serde_json::from_slice(&answer);
+            bail!(refusal.map_or_else(|_| status.to_string(), |refusal| refusal.message));
         }
         let list: ObjectList<Lease> = serde_json::from_slice(&answer)?;
         Ok(Leases { all: list.items, listed_at })

@@ -307,6 +307,9 @@ impl Driver {
         if latest.reroute {
             self.engine.reroute(now);
         }
+        if let Some(slow) = latest.slow {
+            self.engine.set_slow(slow, now);
+        }
         if let Some(probing) = latest.path_probing {
             self.port.socket.set_path_probing(probing);
         }

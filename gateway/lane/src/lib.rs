@@ -111,6 +111,11 @@ impl LaneHandle {
         self.commands.send(|latest| latest.go_back = true);
     }
 
+    /// Sets whether handshakes are tried every five seconds only ([`tunnel::Engine::set_slow`]).
+    pub fn set_slow(&self, slow: bool) {
+        self.commands.send(|latest| latest.slow = Some(slow));
+    }
+
     /// Another replica has the tunnel: packets go on under the keys that there are, handshakes are neither
     /// begun nor answered. Datagrams that this lane cannot open pass by way of `relay` to the replica with the
     /// tunnel, one of these addresses, and its datagrams to the peer.

@@ -26,6 +26,7 @@ pub(super) struct PendingCommands {
     pub(super) initiate: bool,
     pub(super) reroute: bool,
     pub(super) go_back: bool,
+    pub(super) slow: Option<bool>,
     pub(super) retire: Option<Option<Relay>>,
     pub(super) path_probing: Option<bool>,
     pub(super) segmenting: Option<bool>,

@@ -84,7 +84,7 @@ pub async fn run(
             continue;
         };
         current.count_nodes(paths.borrow_and_update().as_ref(), passable, Instant::now());
-        current.set_deaf(standings.borrow_and_update().is_deaf, Instant::now());
+        current.follow_standing(&standings.borrow_and_update(), Instant::now());
         current.publish(&views, &inputs);
         tokio::select! {
             biased;
@@ -109,7 +109,7 @@ pub async fn run(
                 current.drain(&mut buffer);
                 current.handle_timeouts(Instant::now());
             }
-            () = current.path.large_packet() => current.look_at_path(),
+            () = current.path.large_packet(), if !current.is_deaf => current.look_at_path(),
             changed = current.changes.changed(), if !current.lane_ended => {
                 // When the lane has ended, the dataplane will publish what comes next.
                 current.lane_ended = changed.is_err();
@@ -150,7 +150,7 @@ struct Peering {
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
     ways: Ways,
-    /// This gateway receives nothing, and has replicas: what it sends would lead the peer away from its successor.
+    /// This gateway receives nothing, and has replicas: what it sends would lead the peer away from a successor.
     is_deaf: bool,
     /// For the successor of a server that has announced its end.
     search: Option<Search>,
@@ -189,6 +189,7 @@ impl Peering {
                     peering.socket = ProbeSocket::new(running.inner.clone());
                     peering.changes = running.lane.changes();
                     peering.lane_ended = false;
+                    peering.is_deaf = false;
                 }
                 if peering.desired().endpoint != running.desired.endpoint {
                     peering.diagnosis.is_endpoint_edited = true;
@@ -292,16 +293,16 @@ impl Peering {
     /// A server that falls silent may have another gateway's session, which has the same key, or none any more.
     fn renew_session(&mut self, now: Instant) {
         let was_there = self.machine.value() != ConnectionValue::Connecting;
-        let is_silent = was_there && (self.is_deaf || self.diagnosis.is_peer_silent(now));
+        let is_silent = was_there && !self.is_deaf && self.diagnosis.is_peer_silent(now);
         let is_client = self.desired().role == Role::Client;
-        if is_silent && is_client && self.ways.renew(self.is_deaf, now) {
+        if is_silent && is_client && self.ways.renew(now) {
             self.running.lane.initiate();
         }
     }
 
     /// Deadline of the next look at the path's MTU.
     fn path_due(&self) -> Instant {
-        self.path.deadline().unwrap_or_else(never)
+        self.path.deadline().filter(|_| !self.is_deaf).unwrap_or_else(never)
     }
 
     fn look_at_path(&mut self) {
@@ -440,8 +441,7 @@ impl Peering {
 
     /// A server is found by its client.
     fn is_retry_due(&self, now: Instant) -> bool {
-        let is_client = self.desired().role == Role::Client;
-        is_client && !self.is_deaf && self.ways.is_due(self.signs(), now)
+        self.desired().role == Role::Client && self.ways.is_due(self.signs(), now)
     }
 
     fn retry(&mut self, now: Instant) {
@@ -459,6 +459,7 @@ impl Peering {
             is_probing: self.desired().probe.enabled,
             last_authentic: self.running.traffic().last_authentic,
             is_cut: self.diagnosis.log.is_cut(),
+            is_deaf: self.is_deaf,
             endpoint: self.session.endpoint.map(canonical),
         }
     }
@@ -534,9 +535,13 @@ impl Peering {
         }
     }
 
-    /// Sends no probes while this gateway is deaf, and the next one at once when it no longer is.
-    fn set_deaf(&mut self, is_deaf: bool, now: Instant) {
-        if std::mem::replace(&mut self.is_deaf, is_deaf) && !is_deaf {
+    /// Sends no probes and few handshakes while this gateway is deaf, and the next probe at once when it no longer is.
+    fn follow_standing(&mut self, standing: &Standing, now: Instant) {
+        if std::mem::replace(&mut self.is_deaf, standing.is_deaf) == standing.is_deaf {
+            return;
+        }
+        self.running.lane.set_slow(standing.is_deaf);
+        if standing.has_tunnel() && !standing.is_deaf {
             self.hurry(now);
         }
     }

@@ -26,8 +26,8 @@ use other::{Other, pace};
 use serde::{Deserialize, Serialize};
 use tunnel::Tai64n;
 
-/// Time between two heartbeats, and without one until a replica counts as gone: at least, and at most on starved
-/// processors, three times the longest gap of late, and where heartbeats get lost.
+/// Time between two heartbeats, and without one until a replica counts as gone: at least, and at most. It is longer on
+/// starved processors, three times the longest gap of late, and where heartbeats get lost.
 pub const INTERVAL: Duration = Duration::from_millis(100);
 pub const TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_TIMEOUT: Duration = Duration::from_secs(2);
@@ -244,9 +244,8 @@ impl Election {
 
     /// Returns whether it has the tunnel, and receives neither peer nor replicas, which fell silent at once: their
     /// packets get lost, while its own may arrive. One that took the tunnel over for that reason never received any.
-    pub fn is_deaf(&self, now: Instant) -> bool {
-        // The kernel of one that is gone answers.
-        let others = self.others.values().filter(|other| !other.is_gone(now));
+    fn is_deaf(&self, now: Instant) -> bool {
+        let others = self.others.values().filter(|other| !other.answers(now));
         let beats = others.filter_map(|other| Some((other.last?.1, other.timeout())));
         let last = beats.max().filter(|_| self.living(now).next().is_none());
         let Some((beat, timeout)) = last else { return false };
@@ -258,6 +257,11 @@ impl Election {
             is_one_cause && now >= heard.max(beat) + interval + DEAF
         });
         self.role == Role::Active && is_silent
+    }
+
+    /// Returns whether it is deaf, and was not when it took the tunnel over.
+    pub fn has_become_deaf(&self, now: Instant) -> bool {
+        self.heard_at.is_some() && self.is_deaf(now)
     }
 
     /// Replicas that are sent heartbeats.
@@ -342,9 +346,10 @@ impl Election {
     }
 
     /// Records an ICMP error in answer to a heartbeat: no process listens there.
-    pub fn handle_refusal(&mut self, from: IpAddr) {
+    pub fn handle_refusal(&mut self, from: IpAddr, now: Instant) {
         if let Some(other) = self.others.get_mut(&from) {
             other.refusals = other.refusals.saturating_add(1);
+            other.refused_at = Some(now);
         }
     }
 

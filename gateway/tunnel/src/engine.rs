@@ -188,6 +188,12 @@ impl Engine {
         self.peer.go_back(&self.config, now);
     }
 
+    /// Sets whether handshakes are tried every five seconds only, instead of every second: an answer would not arrive,
+    /// and another gateway with the same keys has the session.
+    pub fn set_slow(&mut self, is_slow: bool, now: Instant) {
+        self.peer.set_slow(is_slow, now);
+    }
+
     /// Goes on under the keys that there are, and neither begins nor answers handshakes any more: another
     /// gateway with the same keys has the session, and the peer believes whose handshake was last.
     pub fn retire(&mut self) {

@@ -21,6 +21,10 @@ impl DatagramSocket {
         Ok(Self(socket.map_err(io::Error::from)?))
     }
 
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.get_ref().local_addr()
+    }
+
     /// Returns once a datagram or an error may be read.
     pub async fn readable(&self) -> io::Result<()> {
         self.0.readable().await.map(drop)

@@ -38,6 +38,8 @@ impl Sockets {
         if unanswered && now - changed > REOPEN {
             self.others = self.others.is_none().then(Pair::default);
             self.changed = Some(now);
+            // Another program may have had the port.
+            self.known.retain_port(OVERLAY_PROBE_PORT);
         }
         let known = self.known.open(to, OVERLAY_PROBE_PORT)?;
         match &mut self.others {
@@ -62,6 +64,15 @@ impl Sockets {
 }
 
 impl Pair {
+    /// Closes sockets at other ports.
+    fn retain_port(&mut self, port: u16) {
+        for socket in [&mut self.v4, &mut self.v6] {
+            let is_at_port =
+                |of: &DatagramSocket| of.local_addr().is_ok_and(|at| at.port() == port);
+            *socket = socket.take().filter(is_at_port);
+        }
+    }
+
     /// A port that another program has is left to that.
     fn open(&mut self, to: SocketAddr, port: u16) -> io::Result<&DatagramSocket> {
         let (socket, any) = match to {

@@ -22,9 +22,8 @@ const SOON_WAYS: u32 = 4;
 /// those that an earlier gateway had.
 const FIRST_TRY: Duration = Duration::from_secs(2);
 const FIRST_WAYS: u32 = 2;
-/// Minimum time between two initiations to a silent peer: in general, and of a gateway that is deaf.
+/// Minimum time between two initiations to a silent peer.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(1200);
-const DEAF_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(super) struct Ways {
     /// Time of the last change of the way, or of the start.
@@ -54,6 +53,8 @@ pub(super) struct Signs {
     pub(super) last_authentic: Option<Instant>,
     /// The peer reports that it receives nothing.
     pub(super) is_cut: bool,
+    /// This gateway receives nothing, and a replica of it may have taken over.
+    pub(super) is_deaf: bool,
     /// Endpoint that packets go to.
     pub(super) endpoint: Option<SocketAddr>,
 }
@@ -72,9 +73,8 @@ impl Ways {
     }
 
     /// Returns whether a peer that is silent now is to be sent an initiation, and takes note of that.
-    pub(super) fn renew(&mut self, is_deaf: bool, now: Instant) -> bool {
-        let interval = if is_deaf { DEAF_INTERVAL } else { RENEWAL_INTERVAL };
-        let is_due = self.renewed.is_none_or(|at| now >= at + interval);
+    pub(super) fn renew(&mut self, now: Instant) -> bool {
+        let is_due = self.renewed.is_none_or(|at| now >= at + RENEWAL_INTERVAL);
         if is_due {
             self.renewed = Some(now);
         }
@@ -100,6 +100,7 @@ impl Ways {
             || signs.is_cut && signs.peer_has_replicas;
         let is_soon = is_first || signs.peer_has_replicas && self.in_vain == 1;
         let pause = match signs.last_authentic {
+            _ if signs.is_deaf => RETRY_PAUSE,
             _ if is_soon => timeout,
             _ if signs.is_connected => patience * RETRY_PROBES,
             Some(at) if at > self.changed || self.in_vain < SOON_WAYS => SOON_PAUSE,
@@ -153,19 +154,27 @@ mod tests {
             is_probing: true,
             last_authentic,
             is_cut: false,
+            is_deaf: false,
             endpoint: None,
         }
     }
 
-    /// What it sends leads a stock peer away from its successor.
+    /// The only other replica may be gone, and the server elsewhere.
     #[test]
-    fn deaf_gateway_initiates_seldom() {
+    fn deaf_client_tries_other_ways_seldom() {
         let start = Instant::now();
-        let count = |is_deaf| {
-            let mut ways = Ways::new(start);
-            (0..100u32).filter(|i| ways.renew(is_deaf, start + SECOND * *i / 10)).count()
-        };
-        assert_eq!((count(false), count(true)), (9, 2));
+        let lost = Some(start + 10 * SECOND);
+        let signs = Signs { is_deaf: true, peer_has_replicas: true, ..signs(lost, lost) };
+        let mut ways = Ways::new(start);
+        let mut changes = Vec::new();
+        for second in 10..=60 {
+            let now = start + second * SECOND;
+            if ways.is_due(signs, now) {
+                ways.change(signs, now);
+                changes.push(second);
+            }
+        }
+        assert_eq!(changes, [16, 32, 48]);
     }
 
     #[test]

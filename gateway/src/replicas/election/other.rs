@@ -11,8 +11,10 @@ const REFUSALS: u8 = 2;
 const LOSS_WINDOW: f64 = 100.0;
 /// Most heartbeats from one that arrives to the next: those of a longer cut are no share of anything.
 const MAX_STEP: u64 = 6;
-/// Chance that all of the heartbeats in a timeout get lost on the way.
-const FALSE_TIMEOUT: f64 = 1e-8;
+/// Least share of lost ones that counts.
+const MIN_SHARE: f64 = 0.015;
+/// Chance that as many in a row get lost as a timeout has room for.
+const ROW_OF_LOSSES: f64 = 1e-8;
 
 #[derive(Debug, Default)]
 pub(super) struct Other {
@@ -20,6 +22,7 @@ pub(super) struct Other {
     /// The last one of a process that has or had the tunnel, also after that has started anew.
     pub(super) with_tunnel: Option<Heartbeat>,
     pub(super) refusals: u8,
+    pub(super) refused_at: Option<Instant>,
     /// The longest time that the other one took between two heartbeats, less a percent with each since.
     pub(super) gap: Duration,
     pub(super) losses: Losses,
@@ -35,6 +38,11 @@ impl Other {
         let beats =
             |(_, at): &(Heartbeat, Instant)| now.saturating_duration_since(*at) < INTERVAL * 2;
         self.refusals >= REFUSALS && !self.last.as_ref().is_some_and(beats)
+    }
+
+    /// Returns whether its kernel still refuses heartbeats, so that this replica receives something.
+    pub(super) fn answers(&self, now: Instant) -> bool {
+        self.is_gone(now) && self.refused_at.is_some_and(|at| now <= at + TIMEOUT)
     }
 
     pub(super) fn beats(&self, now: Instant) -> bool {
@@ -70,8 +78,11 @@ impl Losses {
     /// Time in which hardly ever all get lost: a replica whose node loses some of what it receives had better not have
     /// the tunnel.
     fn timeout(&self) -> Duration {
-        let beats = if self.share > 0.0 { FALSE_TIMEOUT.ln() / self.share.ln() } else { 0.0 };
-        INTERVAL.mul_f64(beats.clamp(0.0, 100.0))
+        if self.share < MIN_SHARE {
+            return Duration::ZERO;
+        }
+        let beats = (ROW_OF_LOSSES.ln() / self.share.ln()).clamp(0.0, 100.0);
+        INTERVAL.mul_f64(beats + 1.0)
     }
 }
 

@@ -148,6 +148,11 @@ impl Peer {
         self.configure(config, now);
     }
 
+    /// Sets whether handshakes are tried every five seconds only.
+    pub(crate) fn set_slow(&mut self, is_slow: bool, now: Instant) {
+        self.sessions.iter_mut().for_each(|session| session.retry.set_slow(is_slow, now));
+    }
+
     /// Neither begins nor answers handshakes from now on.
     pub(crate) fn retire(&mut self) {
         self.is_retired = true;

@@ -23,6 +23,8 @@ const MAX_JITTER_MS: u64 = 333;
 pub(super) struct Retry {
     due: Option<Instant>,
     interval: Duration,
+    /// No row has shorter intervals than [`INTERVAL`].
+    is_slow: bool,
     hurried: Option<Instant>,
     /// An attempt of this row has waited for a handshake of the other side.
     held_off: bool,
@@ -42,6 +44,7 @@ impl Retry {
         Self {
             due: None,
             interval: ATTEMPTS,
+            is_slow: false,
             hurried: None,
             held_off: false,
             began: None,
@@ -70,7 +73,15 @@ impl Retry {
         self.begin_row(now, INTERVAL);
     }
 
+    /// Sets whether all attempts are made at WireGuard's own pace, those of the present row included.
+    pub(super) fn set_slow(&mut self, is_slow: bool, now: Instant) {
+        self.is_slow = is_slow;
+        self.interval = if is_slow { INTERVAL } else { ATTEMPTS };
+        self.due = self.due.map(|due| if is_slow { now + INTERVAL } else { due });
+    }
+
     fn begin_row(&mut self, now: Instant, interval: Duration) {
+        let interval = if self.is_slow { INTERVAL } else { interval };
         (self.due, self.interval, self.held_off) = (Some(now), interval, false);
     }
 
@@ -148,6 +159,29 @@ mod tests {
         }
         assert!(gaps.iter().all(|gap| (1000..=1333).contains(&gap.as_millis())), "{gaps:?}");
         assert!(gaps.windows(2).any(|pair| pair[0] != pair[1]), "no jitter");
+    }
+
+    #[test]
+    fn slow_attempts_come_every_five_seconds() {
+        let mut now = Instant::now();
+        let mut retry = Retry::new(7);
+        retry.start(now);
+        retry.note_attempt(now);
+        retry.set_slow(true, now);
+        assert_eq!(retry.due(), Some(now + INTERVAL), "the row that runs");
+        retry.stop();
+        retry.set_slow(true, now);
+        assert_eq!(retry.due(), None);
+        retry.start(now);
+        for _ in 0..5 {
+            retry.note_attempt(now);
+            let gap = retry.due().unwrap() - now;
+            assert!((5000..=5333).contains(&gap.as_millis()), "{gap:?}");
+            now += gap;
+        }
+        retry.set_slow(false, now);
+        retry.note_attempt(now);
+        assert!(retry.due().unwrap() - now < INTERVAL);
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl World {
             }
             match (self.replicas.get_mut(&to), heartbeat) {
                 (Some(replica), Some(heartbeat)) => replica.handle(address(from), heartbeat, now),
-                (Some(replica), None) => replica.handle_refusal(address(from)),
+                (Some(replica), None) => replica.handle_refusal(address(from), now),
                 // Nobody listens there.
                 (None, Some(_)) => self.on_way.push((now + MS, to, from, None)),
                 (None, None) => {}
