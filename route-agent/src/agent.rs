@@ -397,10 +397,13 @@ impl Agent {
 /// Treatment of other firewalls that this config needs.
 fn treatment(config: &ParsedConfig<'_>, host_state: &HostState, accept: bool) -> Treatment {
     let pod_devices = host_state.devices_of_pods(config);
+    let silent = config.spec.peerings.iter().filter(|peering| !peering.connected);
+    let silent = silent.filter_map(|peering| peering.gateway.as_ref());
     Treatment {
         mode: if accept { Mode::Accept } else { Mode::Report },
         ways: host_state.ways(config),
         listen_ports: config.gateways().filter_map(|gateway| gateway.listen_port).collect(),
+        silent_ports: silent.filter_map(|gateway| gateway.listen_port).collect(),
         peers: config.peers().collect(),
         pods: config.pod_cidrs().collect(),
         pod_devices: pod_devices.into_iter().map(str::to_owned).collect(),

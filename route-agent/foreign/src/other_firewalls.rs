@@ -132,6 +132,8 @@ pub struct Treatment {
     /// UDP ports of WireGuard, of servers on this host. A manifest has the gateway listen there, and
     /// WireGuard answers nobody whose key it does not know, so they are let in like VXLAN.
     pub listen_ports: BTreeSet<u16>,
+    /// Those of them whose peers are not connected.
+    pub silent_ports: BTreeSet<u16>,
     /// Prefixes of peers.
     pub peers: BTreeSet<Cidr>,
     /// Pod CIDRs of this node, and devices that lead to pods.
@@ -181,13 +183,23 @@ impl Treatment {
         taken.any(|dev| devices.contains(dev))
     }
 
+    /// True unless packets of peers are missing that the rule may have taken.
     fn is_remainder(&self, rule: &Rule) -> bool {
         rule.is_remainder(&self.hosts, &self.listen_ports)
+            && rule.dports.is_disjoint(&self.silent_ports)
     }
 
     fn incoming_by(&self, rule: &Rule) -> Option<String> {
+        let ways = (Hook::Input, &*self.ways);
         let ports = (&[OVERLAY_PROBE_PORT].into(), &self.ports());
-        rule.port((Hook::Input, &self.ways), ports, &self.hosts).map(|port| of_port(rule, port))
+        // Those of peers come from addresses that are not known here.
+        let from_peers = || {
+            let ports = (&BTreeSet::new(), &self.listen_ports);
+            rule.of_all_sources().port(ways, ports, &self.hosts)
+        };
+        let port = rule.port(ways, ports, &self.hosts).or_else(from_peers)?;
+        let is_remainder = rule.is_remainder(&self.hosts, &self.listen_ports);
+        Some(if is_remainder { "some " } else { "" }.to_owned() + &of_port(rule, port))
     }
 
     fn outgoing_by(&self, rule: &Rule) -> Option<String> {

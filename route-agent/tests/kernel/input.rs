@@ -394,6 +394,80 @@ fn wireguard_drop_is_named_without_accept_rules() {
     eventually("the problem is gone", SOON, || world.problems().is_empty());
 }
 
+/// Drops of some packets to the port of WireGuard, each in a chain of its own or behind others that spare it.
+const GUARDS: [&str; 13] = [
+    "nft add rule inet f a udp dport 51840 ip saddr != 203.0.113.0/24 drop",
+    "nft add rule inet f a udp dport 51840 ip saddr != { 203.0.113.0/24, 198.51.100.7 } drop",
+    "nft add rule inet f a udp dport 51840 ip saddr != 192.0.2.0/24 drop",
+    "nft add rule inet f a ip6 saddr != 2001:db8:5::/48 udp dport 51840 reject",
+    "nft add rule inet f a ip saddr @bad udp dport { 53, 51840 } drop",
+    "nft add rule inet f b udp dport 51840 ip saddr != 203.0.113.0/24 drop",
+    "nft add rule inet f b udp dport 51840 ct state new drop",
+    "nft add rule inet f c udp dport 51840 drop",
+    "iptables-nft -A INPUT ! -s 203.0.113.0/24 -p udp --dport 51840 -j DROP",
+    "iptables-nft -A INPUT -p udp --dport 51840 -m conntrack --ctstate NEW -j DROP",
+    "iptables-nft -A INPUT -p udp --dport 51840 -s 198.51.100.0/24 -j REJECT",
+    "iptables-legacy -A INPUT ! -s 203.0.113.0/24 -p udp --dport 51840 -j DROP",
+    "iptables-legacy -A INPUT -p udp --dport 51840 -m state --state NEW -j DROP",
+];
+/// Drops of all of them, or of those from nodes.
+const DROPS: [&str; 4] = [
+    "nft add rule inet f a udp dport 51840 drop",
+    "nft add rule inet f a ip saddr { 192.0.2.0/24, 198.51.100.7 } udp dport 51840 counter drop",
+    "iptables-nft -A INPUT -p udp --dport 51840 -j REJECT",
+    "iptables-legacy -A INPUT -s 192.0.2.0/24 -p udp --dport 51840 -j DROP",
+];
+
+#[test]
+fn guard_of_wireguard_is_named_while_it_is_silent() {
+    let mut world = World::new();
+    let chains = ["a", "b", "c"]
+        .map(|name| format!("add chain inet f {name} {{ type filter hook input priority 0; }}; "));
+    sh(
+        &world.node,
+        &format!(
+            "nft 'add table inet f; {} add set inet f bad {{ type ipv4_addr; flags interval; }};
+            add element inet f bad {{ 198.51.100.0/24, 203.0.113.5 }};
+            add rule inet f b ct state established,related accept;
+            add rule inet f c ip saddr 203.0.113.0/24 udp dport 51840 accept'",
+            chains.concat()
+        ),
+    );
+    GUARDS.iter().for_each(|guard| _ = sh(&world.node, guard));
+    let connected = |connected| {
+        let mut config = with_listen_port(51840);
+        config.peerings[0].connected = connected;
+        config
+    };
+    world.configure(connected(true));
+    world.start(&[]);
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+    let removal = |problem: &String| problem.rsplit('`').nth(1).unwrap_or_default().to_owned();
+    for drop in DROPS {
+        sh(&world.node, drop);
+        let is_certain =
+            |problem: &String| problem.contains(" drops packets to UDP port 51840 (Wi");
+        eventually(drop, SOON, || world.problems().iter().any(is_certain));
+        sh(&world.node, &removal(&world.problems()[0]));
+        eventually("it is solved", SOON, || world.problems().is_empty());
+    }
+    let is_named = |problem: &String| problem.contains(" drops some packets to UDP port 51840 (Wi");
+    let silence = || {
+        world.reconfigure(connected(false));
+        eventually("all are named", SOON, || {
+            let problems = world.problems();
+            problems.len() == GUARDS.len() && problems.iter().all(is_named)
+        });
+    };
+    silence();
+    world.reconfigure(connected(true));
+    eventually("the peer's packets arrive", SOON, || world.problems().is_empty());
+    silence();
+    world.problems().iter().for_each(|problem| _ = sh(&world.node, &removal(problem)));
+    eventually("all are gone", SOON, || world.problems().is_empty());
+}
+
 fn with_listen_port(port: u16) -> NodeConfigSpec {
     let mut config = config();
     config.peerings[0].gateway.as_mut().unwrap().listen_port = Some(port);

@@ -41,6 +41,8 @@ pub(crate) struct Rule {
     pub(crate) protocol: Option<u8>,
     pub(crate) sports: BTreeSet<u16>,
     pub(crate) dports: BTreeSet<u16>,
+    /// Compares states of connections.
+    pub(crate) is_by_state: bool,
     /// More is compared than the above, and than what holds for each of the packets that the rule was read for: a
     /// decision about some only.
     pub(crate) is_narrow: bool,
@@ -67,6 +69,7 @@ impl From<nft::Rule> for Rule {
             protocol: rule.protocol,
             sports: rule.sports,
             dports: rule.dports,
+            is_by_state: rule.is_by_state,
             is_narrow: rule.is_narrow || !rule.marks.is_empty(),
             spares_all: rule.spares_all,
             accepts: Vec::new(),
@@ -354,6 +357,7 @@ impl Rule {
             protocol: None,
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
+            is_by_state: false,
             is_narrow: false,
             spares_all: false,
             accepts: Vec::new(),
@@ -389,13 +393,22 @@ impl Rule {
             && meet(&self.dports, &other.dports)
     }
 
-    /// True if rules before it accept packets of these hosts, or some to the ports of WireGuard: it takes what remains,
-    /// which may be none of weft's.
+    /// True if it takes what remains, which may be none of weft's: rules before it accept packets of these hosts, or some
+    /// to the ports of WireGuard, or it compares sources or states of packets to these.
     pub(crate) fn is_remainder(&self, hosts: &BTreeSet<IpAddr>, ports: &BTreeSet<u16>) -> bool {
-        let meets_port =
-            |accept: &Self| !accept.dports.is_disjoint(ports) && !self.dports.is_disjoint(ports);
+        let has_port = |rule: &Self| !rule.dports.is_disjoint(ports);
         let meets_host = |accept: &Self| accept.addresses.iter().all(|of| has_host(of, hosts));
-        self.accepts.iter().any(|accept| meets_host(accept) || meets_port(accept))
+        let mut sources = self.addresses.iter().filter(|of| of.source);
+        let is_limited = self.is_by_state || sources.any(|of| of.negated || !has_host(of, hosts));
+        has_port(self) && (is_limited || self.accepts.iter().any(has_port))
+            || self.accepts.iter().any(meets_host)
+    }
+
+    /// The same rule about packets from everywhere.
+    pub(crate) fn of_all_sources(&self) -> Self {
+        let mut rule = self.clone();
+        rule.addresses.retain(|of| !of.source);
+        rule
     }
 
     /// True if all packets that meet the other rule meet this one.

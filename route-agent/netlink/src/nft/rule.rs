@@ -40,6 +40,8 @@ pub struct Rule {
     pub protocol: Option<u8>,
     pub sports: BTreeSet<u16>,
     pub dports: BTreeSet<u16>,
+    /// States or directions of connections are compared, whatever the packets meet that the rule was read for.
+    pub is_by_state: bool,
     /// More is compared than the above, and than what holds for each of the packets that the rule was read for.
     pub is_narrow: bool,
     /// None of these packets meets it.
@@ -133,6 +135,7 @@ impl Rule {
             protocol: None,
             sports: BTreeSet::new(),
             dports: BTreeSet::new(),
+            is_by_state: false,
             is_narrow: false,
             spares_all: false,
         };
@@ -203,6 +206,7 @@ impl Rule {
             Some("match") => {
                 self.condition = Condition::Other;
                 let states = states_of_extension(data);
+                self.is_by_state |= states.is_some();
                 self.compare_state(states.and_then(|states| states.are_met_by(loaded.tracked)));
             }
             Some("lookup") => {
@@ -235,6 +239,7 @@ impl Rule {
             }
             let of_value = (value, loaded.mask.as_deref(), operator);
             let is_met = tracking.is_met_by(loaded.tracked, of_value);
+            self.is_by_state = true;
             return self.compare_state(is_met);
         }
         match loaded {
