@@ -408,6 +408,7 @@ fn treatment(config: &ParsedConfig<'_>, host_state: &HostState, accept: bool) ->
         pods: config.pod_cidrs().collect(),
         pod_devices: pod_devices.into_iter().map(str::to_owned).collect(),
         hosts: overlay_hosts(config),
+        links: config.gateways().flat_map(|gateway| gateway.links.clone()).collect(),
     }
 }
 

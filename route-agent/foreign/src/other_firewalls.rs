@@ -141,6 +141,8 @@ pub struct Treatment {
     pub pod_devices: BTreeSet<String>,
     /// Addresses that the overlay runs on, of this node and of gateways.
     pub hosts: BTreeSet<IpAddr>,
+    /// Those of them that gateways on this host send VXLAN to it from.
+    pub links: BTreeSet<IpAddr>,
 }
 
 impl Treatment {
@@ -186,18 +188,19 @@ impl Treatment {
     /// True unless packets of peers are missing that the rule may have taken.
     fn is_remainder(&self, rule: &Rule) -> bool {
         rule.is_remainder(&self.hosts, &self.listen_ports)
-            && rule.dports.is_disjoint(&self.silent_ports)
+            && rule.dports.first_of(&self.silent_ports).is_none()
     }
 
     fn incoming_by(&self, rule: &Rule) -> Option<String> {
         let ways = (Hook::Input, &*self.ways);
         let ports = (&[OVERLAY_PROBE_PORT].into(), &self.ports());
-        // Those of peers come from addresses that are not known here.
-        let from_peers = || {
-            let ports = (&BTreeSet::new(), &self.listen_ports);
-            rule.of_all_sources().port(ways, ports, &self.hosts)
+        // Packets of peers come from addresses that are not known here, those of a gateway here from none of a node.
+        let from_others = || {
+            let is_of_link = self.links.iter().any(|link| rule.is_from(*link));
+            let ports = if is_of_link { &self.ports() } else { &self.listen_ports };
+            rule.of_all_sources().port(ways, (&BTreeSet::new(), ports), &self.hosts)
         };
-        let port = rule.port(ways, ports, &self.hosts).or_else(from_peers)?;
+        let port = rule.port(ways, ports, &self.hosts).or_else(from_others)?;
         let is_remainder = rule.is_remainder(&self.hosts, &self.listen_ports);
         Some(if is_remainder { "some " } else { "" }.to_owned() + &of_port(rule, port))
     }

@@ -19,6 +19,7 @@ mod chains;
 mod loaded;
 mod lookup;
 mod marks;
+mod ports;
 mod rule;
 mod sets;
 
@@ -28,6 +29,7 @@ pub use chains::{
 };
 pub use loaded::{States, Tracked};
 pub use marks::{MarkMatch, settable_marks};
+pub use ports::Ports;
 pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict, decides_nothing};
 
 /// A table as the kernel has it.

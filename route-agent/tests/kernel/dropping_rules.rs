@@ -5,7 +5,7 @@ use crate::node::{eventually, sh};
 use crate::policy::{SOON, guarded};
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 86] = [
+const DROPS: [(&str, &str); 95] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -15,6 +15,27 @@ const DROPS: [(&str, &str); 86] = [
     ("nft insert rule inet f c oifname weft4 counter drop", "packets of the overlay"),
     ("nft insert rule inet f c ip6 daddr fd00:201::/32 reject", "prefix fd00:201::/32"),
     ("nft insert rule inet f in udp dport 4879 drop", "UDP port 4879 (VXLAN)"),
+    ("nft insert rule inet f in udp dport 4800-4900 drop", "UDP port 4879 (VXLAN)"),
+    ("nft insert rule inet f in udp dport { 53, 4800-4879 } drop", "UDP port 4879 (VXLAN)"),
+    ("nft insert rule inet f in udp dport '>=' 4879 drop", "UDP port 4879 (VXLAN)"),
+    ("iptables-nft -I INPUT -p udp --dport 4800:4900 -j DROP", "UDP port 4879 (VXLAN)"),
+    ("iptables-legacy -I INPUT -p udp --dport :4879 -j DROP", "UDP port 4879 (VXLAN)"),
+    (
+        "iptables-nft -I INPUT -p udp -m multiport --dports 53,4800:4900 -j DROP",
+        "UDP port 4879 (VXLAN)",
+    ),
+    (
+        "iptables-nft -I INPUT -p udp -m multiport --dports 4800:4878,4879,9 -j DROP",
+        "UDP port 4879 (VXLAN)",
+    ),
+    (
+        "iptables-legacy -I INPUT -p udp -m multiport --dports 4879,4900:5000 -j REJECT",
+        "UDP port 4879 (VXLAN)",
+    ),
+    (
+        "iptables-legacy -t nat -I PREROUTING -p udp --dport 4800:4900 -j DNAT --to 10.200.1.5",
+        "VXLAN) another dest",
+    ),
     ("nft insert rule inet f c ip saddr 10.200.1.0/24 oifname weft4 drop", OF_PODS),
     ("nft insert rule inet f c iifname pod0 oifname != pod0 drop", OF_PODS),
     ("nft insert rule inet f c ip daddr 10.200.0.0/16 iifname weft4 drop", OF_PODS),
@@ -138,6 +159,17 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-legacy -A FORWARD -o eth0 -d 10.0.0.0/8 -j DROP
     iptables-nft -A INPUT -p udp --dport 4879 -m limit --limit 9/s -j DROP
     iptables-nft -A INPUT -p udp --dport 53 -j DROP
+    iptables-nft -A INPUT -p udp --dport 4880:4900 -j DROP
+    iptables-nft -A INPUT -p udp -m multiport --dports 53,4000:4878,4880 -j DROP
+    iptables-nft -A INPUT -p udp -m multiport ! --dports 53,54 -m limit --limit 9/s -j DROP
+    iptables-nft -A INPUT -p udp -m multiport --ports 4879 -m limit --limit 9/s -j DROP
+    iptables-legacy -A INPUT -p udp -m multiport --dports 53,4000:4878,4880 -j DROP
+    iptables-legacy -A INPUT -p udp -m multiport ! --dports 53 -s 192.0.2.99 -j DROP
+    iptables-legacy -A INPUT -p udp -m udp ! --dport 53 -m limit --limit 9/s -j DROP
+    nft add rule inet f in udp dport 4000-4878 drop
+    nft add rule inet f in udp dport { 53, 4000-4878, 4880-4900 } drop
+    nft add rule inet f in udp dport '>' 4879 drop
+    nft add rule inet f in udp dport != { 4800-4900 } ip saddr 192.0.2.99 drop
     iptables-nft -A INPUT -s 192.0.2.0/24 -p udp --dport 4879 -j ACCEPT
     iptables-nft -A INPUT -p udp --dport 4879 -j DROP
     iptables-legacy -A INPUT -s 192.0.2.0/24 -j ACCEPT

@@ -395,7 +395,7 @@ fn wireguard_drop_is_named_without_accept_rules() {
 }
 
 /// Drops of some packets to the port of WireGuard, each in a chain of its own or behind others that spare it.
-const GUARDS: [&str; 13] = [
+const GUARDS: [&str; 18] = [
     "nft add rule inet f a udp dport 51840 ip saddr != 203.0.113.0/24 drop",
     "nft add rule inet f a udp dport 51840 ip saddr != { 203.0.113.0/24, 198.51.100.7 } drop",
     "nft add rule inet f a udp dport 51840 ip saddr != 192.0.2.0/24 drop",
@@ -404,11 +404,16 @@ const GUARDS: [&str; 13] = [
     "nft add rule inet f b udp dport 51840 ip saddr != 203.0.113.0/24 drop",
     "nft add rule inet f b udp dport 51840 ct state new drop",
     "nft add rule inet f c udp dport 51840 drop",
+    "nft add rule inet f d udp dport 51840 drop",
+    "nft add rule inet f a udp dport 50000-52000 ip saddr != 203.0.113.0/24 drop",
+    "nft add rule inet f a ip saddr != 203.0.113.0/24 udp dport { 53, 51840-51850 } drop",
     "iptables-nft -A INPUT ! -s 203.0.113.0/24 -p udp --dport 51840 -j DROP",
     "iptables-nft -A INPUT -p udp --dport 51840 -m conntrack --ctstate NEW -j DROP",
     "iptables-nft -A INPUT -p udp --dport 51840 -s 198.51.100.0/24 -j REJECT",
     "iptables-legacy -A INPUT ! -s 203.0.113.0/24 -p udp --dport 51840 -j DROP",
     "iptables-legacy -A INPUT -p udp --dport 51840 -m state --state NEW -j DROP",
+    "iptables-legacy -A INPUT ! -s 203.0.113.0/24 -p udp -m multiport --dports 53,51840:51850 -j DROP",
+    "iptables-nft -A INPUT ! -s 203.0.113.0/24 -p udp -m multiport --dports 53,51840:51850 -j DROP",
 ];
 /// Drops of all of them, or of those from nodes.
 const DROPS: [&str; 4] = [
@@ -421,7 +426,7 @@ const DROPS: [&str; 4] = [
 #[test]
 fn guard_of_wireguard_is_named_while_it_is_silent() {
     let mut world = World::new();
-    let chains = ["a", "b", "c"]
+    let chains = ["a", "b", "c", "d"]
         .map(|name| format!("add chain inet f {name} {{ type filter hook input priority 0; }}; "));
     sh(
         &world.node,
@@ -429,6 +434,7 @@ fn guard_of_wireguard_is_named_while_it_is_silent() {
             "nft 'add table inet f; {} add set inet f bad {{ type ipv4_addr; flags interval; }};
             add element inet f bad {{ 198.51.100.0/24, 203.0.113.5 }};
             add rule inet f b ct state established,related accept;
+            add rule inet f d ip saddr 203.0.113.0/24 accept;
             add rule inet f c ip saddr 203.0.113.0/24 udp dport 51840 accept'",
             chains.concat()
         ),

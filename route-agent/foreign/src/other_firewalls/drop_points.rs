@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use fabric_api::Cidr;
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
-use netlink::nft::{self, AddressMatch, Condition, Hook, Interface, Verdict};
+use netlink::nft::{self, AddressMatch, Condition, Hook, Interface, Ports, Verdict};
 use netplan::{Family, names};
 
 use super::COMMENT;
@@ -39,8 +39,8 @@ pub(crate) struct Rule {
     pub(crate) is_ipv4: Option<bool>,
     /// Protocol over IP and ports, if the rule compares them.
     pub(crate) protocol: Option<u8>,
-    pub(crate) sports: BTreeSet<u16>,
-    pub(crate) dports: BTreeSet<u16>,
+    pub(crate) sports: Ports,
+    pub(crate) dports: Ports,
     /// Compares states of connections.
     pub(crate) is_by_state: bool,
     /// More is compared than the above, and than what holds for each of the packets that the rule was read for: a
@@ -355,8 +355,8 @@ impl Rule {
             addresses: Vec::new(),
             is_ipv4: None,
             protocol: None,
-            sports: BTreeSet::new(),
-            dports: BTreeSet::new(),
+            sports: Ports::default(),
+            dports: Ports::default(),
             is_by_state: false,
             is_narrow: false,
             spares_all: false,
@@ -384,8 +384,7 @@ impl Rule {
 
     /// True if some of the packets that meet the other rule, which compares ports, may meet this one.
     fn may_spare(&self, other: &Self) -> bool {
-        let meet =
-            |own: &BTreeSet<u16>, ports: &BTreeSet<u16>| own.is_empty() || !own.is_disjoint(ports);
+        let meet = |own: &Ports, ports: &Ports| own.is_empty() || !own.is_disjoint(ports);
         other.has_ports()
             && self.protocol.is_none_or(|protocol| other.protocol == Some(protocol))
             && self.is_ipv4.is_none_or(|ipv4| other.is_ipv4.is_none_or(|other| ipv4 == other))
@@ -394,14 +393,23 @@ impl Rule {
     }
 
     /// True if it takes what remains, which may be none of weft's: rules before it accept packets of these hosts, or some
-    /// to the ports of WireGuard, or it compares sources or states of packets to these.
+    /// to the ports of WireGuard, or it compares states of these or sources that not all of these hosts are.
     pub(crate) fn is_remainder(&self, hosts: &BTreeSet<IpAddr>, ports: &BTreeSet<u16>) -> bool {
-        let has_port = |rule: &Self| !rule.dports.is_disjoint(ports);
+        let has_port = self.dports.first_of(ports).is_some();
         let meets_host = |accept: &Self| accept.addresses.iter().all(|of| has_host(of, hosts));
         let mut sources = self.addresses.iter().filter(|of| of.source);
-        let is_limited = self.is_by_state || sources.any(|of| of.negated || !has_host(of, hosts));
-        has_port(self) && (is_limited || self.accepts.iter().any(has_port))
+        let is_limited = self.is_by_state || sources.clone().any(|of| of.negated);
+        has_port && (is_limited || !self.accepts.is_empty())
+            || self.has_ports() && sources.any(|of| !has_host(of, hosts))
             || self.accepts.iter().any(meets_host)
+    }
+
+    /// True if it takes packets from an address.
+    pub(crate) fn is_from(&self, ip: IpAddr) -> bool {
+        let is_met = |of: &AddressMatch| {
+            of.prefix.is_ipv4() == ip.is_ipv4() && of.prefix.contains(ip) != of.negated
+        };
+        self.addresses.iter().filter(|of| of.source).all(is_met)
     }
 
     /// The same rule about packets from everywhere.
@@ -460,18 +468,17 @@ impl Rule {
             && self.protocol == Some(UDP)
             && self.addresses.iter().all(|of| has_host(of, hosts))
             && (self.is_by_overlay() || ways.iter().any(|way| way.hook == hook && way.has(self)));
-        let mut ports = match (self.sports.is_empty(), self.dports.is_empty()) {
-            (true, false) => dports.intersection(&self.dports),
-            (false, true) => sports.intersection(&self.sports),
+        let port = match (self.sports.is_empty(), self.dports.is_empty()) {
+            (true, false) => self.dports.first_of(dports),
+            (false, true) => self.sports.first_of(sports),
             (true, true) | (false, false) => return None,
         };
-        ports.next().copied().filter(|_| is_met)
+        port.filter(|_| is_met)
     }
 
     /// Returns true if it exempts probes of gateways, or the answers, from connection tracking.
     pub(crate) fn untracks_probes(&self, hosts: &BTreeSet<IpAddr>) -> bool {
-        let has_port =
-            |ports: &BTreeSet<u16>| ports.is_empty() || ports.contains(&OVERLAY_PROBE_PORT);
+        let has_port = |ports: &Ports| ports.is_empty() || ports.contains(OVERLAY_PROBE_PORT);
         let is_by_weft = |of: &Interface| {
             [Family::Ipv4, Family::Ipv6].map(names::device).iter().any(|dev| of.matches(dev))
         };

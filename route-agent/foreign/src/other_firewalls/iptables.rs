@@ -380,7 +380,7 @@ fn rule(
                 rule.condition = Condition::Other;
                 rule.protocol = Some(UDP);
             }
-            ("-m", "udp" | "addrtype" | "conntrack" | "state") => {}
+            ("-m", "udp" | "multiport" | "addrtype" | "conntrack" | "state") => {}
             ("--ctstate" | "--state", states) => {
                 (rule.condition, rule.is_by_state) = (Condition::Other, true);
                 let listed = states.split(',').map(state).fold(0, std::ops::BitOr::bitor);
@@ -390,11 +390,18 @@ fn rule(
                 rule.spares_all |= is_met == Some(false);
             }
             ("--dst-type", "LOCAL") => (rule.is_to_host, rule.is_narrow) = (true, true),
-            ("--sport" | "--dport", port) if port.parse::<u16>().is_ok() => {
+            ("--sport" | "--dport" | "--sports" | "--dports", list) => {
                 rule.condition = Condition::Other;
-                let ports = if word == "--sport" { &mut rule.sports } else { &mut rule.dports };
-                ports.extend(port.parse::<u16>());
-                rule.ports.extend(port.parse::<u16>());
+                let is_source = word.starts_with("--s");
+                let ports = if is_source { &mut rule.sports } else { &mut rule.dports };
+                for part in list.split(',') {
+                    let (first, last) = part.split_once(':').unwrap_or((part, part));
+                    match (first.parse(), last.parse()) {
+                        (Ok(first), Ok(last)) => ports.add(first..=last),
+                        _ => rule.is_narrow = true,
+                    }
+                    rule.ports.extend(part.parse::<u16>());
+                }
             }
             // Options of the target follow.
             ("-j", target) => {
@@ -405,11 +412,8 @@ fn rule(
                 rule.verdict = Verdict::Goto(chain.to_owned());
                 break;
             }
-            (word, value) => {
+            _ => {
                 (rule.condition, rule.is_narrow) = (Condition::Other, true);
-                if ["--dport", "--dports", "--sport"].contains(&word) {
-                    rule.ports.extend(value.split(',').filter_map(|port| port.parse::<u16>().ok()));
-                }
                 // The next argument may be an option again.
                 rest = tail;
             }

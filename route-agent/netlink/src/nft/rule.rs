@@ -1,7 +1,7 @@
 //! Meaning of a rule, as far as it decides where a packet of the overlay ends.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use fabric_primitives::Cidr;
 use nix::net::if_::if_indextoname;
@@ -15,6 +15,7 @@ use super::loaded::{
 };
 use super::lookup::Lookup;
 use super::marks::MarkMatch;
+use super::ports::{self, Ports};
 
 /// Rule of a chain of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +39,8 @@ pub struct Rule {
     pub marks: Vec<MarkMatch>,
     /// Protocol over IP, by number, and ports, if the rule compares them.
     pub protocol: Option<u8>,
-    pub sports: BTreeSet<u16>,
-    pub dports: BTreeSet<u16>,
+    pub sports: Ports,
+    pub dports: Ports,
     /// States or directions of connections are compared, whatever the packets meet that the rule was read for.
     pub is_by_state: bool,
     /// More is compared than the above, and than what holds for each of the packets that the rule was read for.
@@ -133,8 +134,8 @@ impl Rule {
             is_ipv4,
             marks: Vec::new(),
             protocol: None,
-            sports: BTreeSet::new(),
-            dports: BTreeSet::new(),
+            sports: Ports::default(),
+            dports: Ports::default(),
             is_by_state: false,
             is_narrow: false,
             spares_all: false,
@@ -172,6 +173,10 @@ impl Rule {
                 }
             },
             Some("cmp") => self.compare(data, loaded),
+            Some("range") => match (loaded.field.filter(|_| loaded.mask.is_none()), range(data)) {
+                (Some(Field::Port { source }), Some(range)) => self.compare_ports(source, range),
+                _ => (self.condition, self.is_narrow) = (Condition::Other, true),
+            },
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
                 let key = number(data, META_KEY);
@@ -205,6 +210,9 @@ impl Rule {
             Some("match") if is_to_host(data) => (self.is_to_host, self.is_narrow) = (true, true),
             Some("match") => {
                 self.condition = Condition::Other;
+                if let Some((source, ranges)) = ports::of_extension(data) {
+                    return ranges.into_iter().for_each(|range| self.compare_ports(source, range));
+                }
                 let states = states_of_extension(data);
                 self.is_by_state |= states.is_some();
                 self.compare_state(states.and_then(|states| states.are_met_by(loaded.tracked)));
@@ -229,6 +237,8 @@ impl Rule {
 
     /// Takes in a comparison of a loaded value. The operator 0 is equality, 1 inequality.
     pub(super) fn compare_value(&mut self, value: &[u8], operator: u32, loaded: &Loaded) {
+        const LTE: u32 = 3;
+        const GTE: u32 = 5;
         let (is_equal, negated) = (operator == 0, operator == 1);
         let mark = MarkMatch::parse(value, loaded.mask.as_deref(), operator);
         if let Some(tracking) = loaded.tracking {
@@ -259,11 +269,14 @@ impl Rule {
             }
             Loaded { key: Some(L4PROTO), .. } => self.is_narrow = true,
             Loaded { field: Some(Field::Port { source }), mask: None, .. }
-                if is_equal && value.len() == 2 =>
+                if matches!(operator, 0 | LTE | GTE) && value.len() == 2 =>
             {
-                let port = <[u8; 2]>::try_from(value).map(u16::from_be_bytes);
-                let ports = if *source { &mut self.sports } else { &mut self.dports };
-                ports.extend(port);
+                let port = u16::from_be_bytes([value[0], value[1]]);
+                match operator {
+                    LTE => self.ports(*source).end_at(port),
+                    GTE => self.compare_ports(*source, port..=u16::MAX),
+                    _ => self.compare_ports(*source, port..=port),
+                }
             }
             Loaded { field: Some(Field::Address { source, ipv4 }), mask, .. } => {
                 let prefix = prefix(value, mask.as_deref(), *ipv4);
@@ -278,6 +291,14 @@ impl Rule {
             Loaded { field: None, .. } => {}
         }
         self.compared.push(value.to_vec());
+    }
+
+    pub(super) fn compare_ports(&mut self, source: bool, range: RangeInclusive<u16>) {
+        self.ports(source).add(range);
+    }
+
+    fn ports(&mut self, source: bool) -> &mut Ports {
+        if source { &mut self.sports } else { &mut self.dports }
     }
 
     pub(super) fn compare_prefix(&mut self, source: bool, prefix: Cidr, negated: bool) {
@@ -458,6 +479,20 @@ fn compared(data: &[u8]) -> Option<Vec<u8>> {
     const VALUE: u16 = 3;
     const BYTES: u16 = 1;
     Some(attribute(attribute(data, VALUE)?, BYTES)?.to_vec())
+}
+
+/// Ports of a comparison with a range; `None` if all others match instead.
+fn range(data: &[u8]) -> Option<RangeInclusive<u16>> {
+    const OPERATOR: u16 = 2;
+    const FROM: u16 = 3;
+    const TO: u16 = 4;
+    const BYTES: u16 = 1;
+    let port = |key| {
+        let bytes = attribute(attribute(data, key)?, BYTES)?;
+        Some(u16::from_be_bytes(bytes.try_into().ok()?))
+    };
+    let range = port(FROM)?..=port(TO)?;
+    (number(data, OPERATOR) == Some(0)).then_some(range)
 }
 
 /// `None` if it loads a value instead.

@@ -137,15 +137,24 @@ impl Lookup {
             return None;
         }
         if elements.iter().any(|element| element.is_end) {
-            let Some(Field::Address { source, ipv4 }) =
-                self.loaded.field.filter(|_| self.loaded.mask.is_none())
-            else {
-                return None;
-            };
-            for (verdict, first, last) in intervals(elements, ipv4)? {
-                for prefix in prefixes(first, last, ipv4) {
-                    add(&verdict, &|rule| rule.compare_prefix(source, prefix, self.inverted))?;
+            match self.loaded.field.filter(|_| self.loaded.mask.is_none())? {
+                Field::Address { source, ipv4 } => {
+                    for (verdict, first, last) in intervals(elements, if ipv4 { 32 } else { 128 })?
+                    {
+                        for prefix in prefixes(first, last, ipv4) {
+                            add(&verdict, &|rule| {
+                                rule.compare_prefix(source, prefix, self.inverted);
+                            })?;
+                        }
+                    }
                 }
+                Field::Port { source } if !self.inverted => {
+                    for (verdict, first, last) in intervals(elements, 16)? {
+                        let range = u16::try_from(first).ok()?..=u16::try_from(last).ok()?;
+                        add(&verdict, &|rule| rule.compare_ports(source, range.clone()))?;
+                    }
+                }
+                Field::Port { .. } | Field::Protocol | Field::OfMap => return None,
             }
         } else {
             for Element { key, verdict, .. } in elements {
@@ -156,12 +165,12 @@ impl Lookup {
     }
 }
 
-/// Intervals of addresses, as first and last one, those without a gap and with one verdict joined.
-fn intervals(elements: &[Element], ipv4: bool) -> Option<Vec<(Option<Verdict>, u128, u128)>> {
+/// Intervals of values of so many bits, as first and last one, those without a gap and with one verdict joined.
+fn intervals(elements: &[Element], bits: u32) -> Option<Vec<(Option<Verdict>, u128, u128)>> {
     let mut found: Vec<(Option<Verdict>, u128, u128)> = Vec::new();
     let mut open: Option<(u128, Option<Verdict>)> = None;
     for element in elements {
-        let at = address_number(&element.key, ipv4)?;
+        let at = value(&element.key, bits)?;
         if let Some((first, verdict)) = open.take() {
             let last = at.checked_sub(1)?;
             match found.last_mut() {
@@ -175,17 +184,14 @@ fn intervals(elements: &[Element], ipv4: bool) -> Option<Vec<(Option<Verdict>, u
             open = Some((at, element.verdict.clone()));
         }
     }
-    let last = if ipv4 { u128::from(u32::MAX) } else { u128::MAX };
+    let last = u128::MAX >> (128 - bits);
     found.extend(open.map(|(first, verdict)| (verdict, first, last)));
     Some(found)
 }
 
-fn address_number(key: &[u8], ipv4: bool) -> Option<u128> {
-    if ipv4 {
-        key.try_into().ok().map(u32::from_be_bytes).map(u128::from)
-    } else {
-        key.try_into().ok().map(u128::from_be_bytes)
-    }
+fn value(key: &[u8], bits: u32) -> Option<u128> {
+    let value = key.iter().fold(0, |value, byte| value << 8 | u128::from(*byte));
+    (u32::try_from(key.len() * 8) == Ok(bits)).then_some(value)
 }
 
 /// Largest prefixes that make up an interval of addresses.

@@ -90,6 +90,34 @@ fn chain_end_beyond_reach_of_the_device_is_well() {
     assert_eq!(dispatched(table), [""; 0]);
 }
 
+/// Whether a drop of VXLAN but from 192.0.2.0/24 may take some of a gateway on this host.
+fn is_possible(link: &str, rule: &str) -> bool {
+    let links = BTreeSet::from([link.parse().unwrap()]);
+    let hosts = &links | &["192.0.2.5", "192.0.2.7"].map(|ip| ip.parse().unwrap()).into();
+    let incoming = Some("eth0".to_owned());
+    let ways = vec![Way { hook: Hook::Input, incoming, outgoing: None }];
+    let treatment = Treatment { mode: Mode::Accept, ways, hosts, links, ..Treatment::default() };
+    let mut found = Found::default();
+    parse(&format!("-P INPUT ACCEPT\n-A INPUT {rule} -j DROP")).look(
+        &[("INPUT", Hook::Input)],
+        &treatment,
+        &mut found,
+    );
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+    found.drops.iter().any(|dropping| dropping.is_uncertain)
+}
+
+#[test]
+fn drop_of_vxlan_not_of_nodes_may_be_a_gateways() {
+    for ports in ["--dport 4879", "--dport 4800:4900", "-m multiport --dports 53,4870:4879"] {
+        let rule = format!("! -s 192.0.2.0/24 -p udp -m udp {ports}");
+        assert!(is_possible("169.254.7.7", &rule), "{ports}");
+        assert!(!is_possible("192.0.2.66", &rule), "{ports}");
+        assert!(!is_possible("fd00::7", &rule), "{ports}");
+    }
+    assert!(!is_possible("169.254.7.7", "! -s 192.0.2.0/24 -p udp -m udp --dport 4880:4900"));
+}
+
 #[test]
 fn accept_goes_where_nothing_drops_any_more() {
     let table = format!("-P FORWARD ACCEPT\n-N zone\n-A FORWARD {ACCEPT}-A zone {ACCEPT}");
