@@ -3,9 +3,9 @@
 
 mod full_size;
 mod losses;
+mod outages;
 mod prober;
 mod sockets;
-mod turns;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};

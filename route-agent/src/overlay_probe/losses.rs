@@ -5,13 +5,11 @@
 //!     ^------------------- few lost ----------------------+ ^---- none lost ----+
 //! ```
 //!
-//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices. `turns`
+//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices. `outages`
 //! finds loss that a burst is too short for.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-use super::turns::Turns;
 
 /// Time after which an unanswered probe begins a burst, from the first answer on to one that was sent no earlier.
 const OVERDUE: Duration = Duration::from_millis(100);
@@ -19,7 +17,7 @@ const OVERDUE: Duration = Duration::from_millis(100);
 /// these bounds.
 const MIN_ANSWER_TIME: Duration = Duration::from_millis(300);
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(2);
-/// Between two probes of a burst, and while probes are lost; then gateways of one node take turns.
+/// Between two probes of a burst, and while probes are lost.
 const BURST_INTERVAL: Duration = Duration::from_millis(25);
 const LOSSY_INTERVAL: Duration = Duration::from_millis(50);
 /// The same after some time, until so many answers in a row may be the end of the loss: an overloaded link or
@@ -45,7 +43,6 @@ pub(super) struct Losses {
     samples: VecDeque<Sample>,
     burst: Option<Burst>,
     loss: Option<Loss>,
-    turns: Turns,
     /// Time that the slowest answer took, halved with each turn.
     slowest: Duration,
 }
@@ -57,7 +54,7 @@ pub(super) struct Loss {
     pub(super) percent: u8,
     /// Time at which the first of the probes was lost.
     pub(super) since: Instant,
-    changed: Instant,
+    pub(super) changed: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,20 +80,12 @@ impl Sample {
 
 impl Losses {
     pub(super) fn loss(&self) -> Option<Loss> {
-        let of_turns = self.turns.loss();
-        let of_turns = of_turns.map(|(percent, since)| Loss { percent, since, changed: since });
-        self.loss.or(of_turns)
+        self.loss
     }
 
     /// The next probe is that of a turn.
-    pub(super) fn begin_turn(&mut self, nonce: u64, now: Instant) {
-        self.turns.begin(nonce, now);
+    pub(super) fn begin_turn(&mut self) {
         self.slowest /= 2;
-    }
-
-    /// The gateway has become unreachable, which is reported by itself.
-    pub(super) fn handle_outage(&mut self) {
-        self.turns.handle_outage();
     }
 
     pub(super) fn handle_sent(&mut self, nonce: u64, now: Instant) {
@@ -111,7 +100,6 @@ impl Losses {
             sample.answered = Some(now);
             self.slowest = self.slowest.max(now - sample.sent);
         }
-        self.turns.handle_reply(nonce);
     }
 
     /// Deadline of the next [`Self::poll`].
@@ -122,8 +110,19 @@ impl Losses {
         }
     }
 
-    /// Time passed. Returns whether a probe of a burst is due to this one of so many gateways of its node.
-    pub(super) fn poll(&mut self, turns: u32, now: Instant) -> bool {
+    /// Time at which what is measured now began.
+    pub(super) fn measured_since(&self) -> Option<Instant> {
+        self.burst.map(|burst| burst.since)
+    }
+
+    /// Another gateway measures the same.
+    pub(super) fn forget(&mut self) {
+        (self.burst, self.loss) = (None, None);
+        self.samples.clear();
+    }
+
+    /// Time passed. Returns whether a probe of a burst is due.
+    pub(super) fn poll(&mut self, now: Instant) -> bool {
         let Some(mut burst) = self.burst else {
             let gap = self.gap().filter(|(_, due)| *due <= now);
             let Some((since, _)) = gap else { return false };
@@ -145,10 +144,8 @@ impl Losses {
         burst.sent += usize::from(is_due);
         let interval = match self.loss {
             None => BURST_INTERVAL,
-            Some(loss) if now - loss.since > SETTLED && !self.is_promising(now) => {
-                SETTLED_INTERVAL * turns
-            }
-            Some(_) => LOSSY_INTERVAL * turns,
+            Some(loss) if now - loss.since > SETTLED && !self.is_promising(now) => SETTLED_INTERVAL,
+            Some(_) => LOSSY_INTERVAL,
         };
         self.burst = Some(Burst { next_at: now + interval, ..burst });
         is_due
@@ -177,7 +174,8 @@ impl Losses {
         self.samples.iter().any(|sample| !sample.is_answered() && now < sample.sent + answer_time)
     }
 
-    fn answer_time(&self) -> Duration {
+    /// Longest time that an answer takes, by those of late.
+    pub(super) fn answer_time(&self) -> Duration {
         (3 * self.slowest).clamp(MIN_ANSWER_TIME, MAX_ANSWER_TIME)
     }
 
@@ -199,9 +197,6 @@ impl Losses {
         };
         let share = lost(&answers) * 100 / answers.len().max(1);
         let percent = u8::try_from((share + 5) / 10 * 10).unwrap_or(100).max(10);
-        if self.loss.is_some() && !is_lossy {
-            self.turns.forget();
-        }
         self.loss = match self.loss {
             _ if !is_lossy => None,
             Some(loss) if loss.percent.abs_diff(percent) < 20 => Some(loss),
@@ -255,8 +250,7 @@ mod tests {
                 if is_turn {
                     self.turn_at += TURN;
                 }
-                let count =
-                    if is_turn { TRAIN } else { usize::from(self.losses.poll(1, self.now)) };
+                let count = if is_turn { TRAIN } else { usize::from(self.losses.poll(self.now)) };
                 (0..count).for_each(|_| self.send(percent));
             }
             self.now = end;
@@ -353,9 +347,9 @@ mod tests {
             world.now += MILLI;
             let is_turn = step % 1000 == 0;
             if is_turn {
-                world.losses.begin_turn(world.nonce + 1, world.now);
+                world.losses.begin_turn();
             }
-            let is_burst = world.losses.poll(1, world.now);
+            let is_burst = world.losses.poll(world.now);
             let count = if is_turn { TRAIN } else { usize::from(is_burst) };
             for _ in 0..count {
                 world.send(100);
@@ -390,12 +384,12 @@ mod tests {
             }
             world.losses.handle_reply(first + 3, world.now);
             world.now += 150 * MILLI;
-            assert!(world.losses.poll(1, world.now), "a burst begins");
+            assert!(world.losses.poll(world.now), "a burst begins");
             for _ in 0..WINDOW {
                 world.send(100);
                 let nonce = world.nonce;
                 world.now += BURST_INTERVAL;
-                world.losses.poll(1, world.now);
+                world.losses.poll(world.now);
                 world.losses.handle_reply(nonce, world.now);
             }
             world.pass(1000, 0);

@@ -5,27 +5,34 @@
 //!       ^------------------------ any reply ----------------------+
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::full_size::FullSize;
 use super::losses::{Loss, Losses};
+use super::outages::Outages;
 
 /// Time between two turns of the gateways of one node.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Time from a gateway's turn to that of the next one of its node, in percent of an interval: outages of a steady
+/// rhythm may escape turns of another one.
+const STEPS: [u32; 10] = [100, 100, 100, 70, 80, 110, 110, 110, 110, 110];
 /// Most turns that a gateway waits for its next probe.
 const MAX_TURNS: u32 = 10;
 /// Small probes of a turn, sent at once: with 40 % of packets lost, 19 of 20 turns lack an answer, where with one
 /// probe two of five would.
 pub(super) const TRAIN: usize = 6;
 /// Time until a probe counts as unanswered, and between the probes of a burst.
-const TIMEOUT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(100);
 const BURST_INTERVAL: Duration = Duration::from_millis(200);
 /// Unanswered probes in a row, the first included, that make a gateway unreachable.
-const MAX_UNANSWERED: u32 = 6;
+const MAX_UNANSWERED: u32 = 7;
+/// The same that let others of its node be probed at once.
+const SUSPECT: u32 = 3;
 /// Time for which an unreachable gateway is probed often, so that its return is noticed at once.
 const SEARCH: Duration = Duration::from_secs(30);
+const SEARCH_INTERVAL: Duration = Duration::from_millis(300);
 /// Time between two probes of a lost gateway afterwards: what is sent to its peer is refused.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -79,11 +86,13 @@ struct Gateway {
     target: Target,
     /// Gateways of its node, each of which has its turn.
     turns: u32,
-    /// Time of its next turn.
+    /// Time of its next turn, and number of those before.
     turn_at: Instant,
+    turn: usize,
     next_at: Instant,
     pending: Option<Pending>,
     losses: Losses,
+    outages: Outages,
     full_size: FullSize,
     /// Its replies are as large as the probes.
     answers_in_size: bool,
@@ -138,9 +147,14 @@ impl Prober {
     pub(super) fn poll(&mut self, now: Instant) -> Vec<Probe> {
         let mut probes = Vec::new();
         let mut suspects = Vec::new();
-        for gateway in self.gateways.values_mut() {
+        let measured = self.measured_by_others();
+        for (ip, gateway) in &mut self.gateways {
+            if measured.contains(ip) {
+                gateway.losses.forget();
+            }
             let was_faulty = gateway.is_faulty();
-            let is_burst_due = gateway.losses.poll(gateway.turns, now);
+            let is_burst_due = gateway.losses.poll(now);
+            gateway.outages.poll(gateway.losses.answer_time(), now);
             if gateway.is_unreachable() {
                 gateway.full_size = FullSize::default();
             }
@@ -148,7 +162,7 @@ impl Prober {
             let is_due = gateway.next_at <= now;
             let is_turn = is_due && gateway.turn_at <= now && gateway.pending.is_none();
             if is_turn {
-                gateway.losses.begin_turn(self.nonce + 1, now);
+                gateway.losses.begin_turn();
             }
             if is_due {
                 gateway.begin_wait(self.nonce + 1, now);
@@ -160,7 +174,7 @@ impl Prober {
             }
             let is_newly_faulty = !was_faulty && gateway.is_faulty();
             if is_newly_faulty
-                || is_due && gateway.pending.is_some_and(|pending| pending.count == 2)
+                || is_due && gateway.pending.is_some_and(|pending| pending.count == SUSPECT)
             {
                 suspects.push(gateway.target.host.clone());
             }
@@ -174,10 +188,26 @@ impl Prober {
         probes
     }
 
+    /// Gateways at the end of a way whose loss another one measures.
+    fn measured_by_others(&self) -> BTreeSet<IpAddr> {
+        let mut measuring = BTreeMap::new();
+        for (ip, gateway) in self.gateways.iter().filter(|(_, of)| !of.is_unreachable()) {
+            if let Some(since) = gateway.losses.measured_since() {
+                let first = measuring.entry(gateway.target.way()).or_insert((since, *ip));
+                *first = (*first).min((since, *ip));
+            }
+        }
+        let by_others = self.gateways.iter().filter(|(ip, gateway)| {
+            measuring.get(&gateway.target.way()).is_some_and(|(_, by)| by != *ip)
+        });
+        by_others.map(|(ip, _)| *ip).collect()
+    }
+
     /// Deadline of the next [`Self::poll`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         let of = |gateway: &Gateway| {
-            let others = [gateway.losses.deadline(), gateway.full_size.deadline()];
+            let Gateway { losses, outages, full_size, .. } = gateway;
+            let others = [losses.deadline(), outages.deadline(), full_size.deadline()];
             others.into_iter().flatten().fold(gateway.next_at, Instant::min)
         };
         self.gateways.values().map(of).min()
@@ -204,6 +234,7 @@ impl Prober {
             return false;
         };
         gateway.losses.handle_reply(nonce, now);
+        gateway.outages.handle_reply(nonce, now);
         let Some(pending) = gateway.pending else { return false };
         if !(pending.nonce..=self.nonce).contains(&nonce) {
             return false;
@@ -257,7 +288,7 @@ impl Prober {
     pub(super) fn lossy(&self) -> impl Iterator<Item = (&Target, Loss)> {
         let mut ways = BTreeMap::new();
         for gateway in self.gateways.values() {
-            if let Some(loss) = gateway.losses.loss() {
+            if let Some(loss) = gateway.loss() {
                 let first = ways.entry(gateway.target.way()).or_insert(loss);
                 if loss.since < first.since {
                     *first = loss;
@@ -299,9 +330,11 @@ impl Gateway {
             target,
             turns: 1,
             turn_at: now,
+            turn: 0,
             next_at: now,
             pending: None,
             losses: Losses::default(),
+            outages: Outages::default(),
             full_size: FullSize::default(),
             answers_in_size: false,
             has_answered: false,
@@ -314,9 +347,13 @@ impl Gateway {
         self.pending.is_some_and(|pending| pending.count > MAX_UNANSWERED)
     }
 
+    fn loss(&self) -> Option<Loss> {
+        self.losses.loss().or_else(|| self.outages.loss())
+    }
+
     /// It answers some of the probes only.
     fn is_faulty(&self) -> bool {
-        self.losses.loss().is_some() || self.full_size.lost_since().is_some()
+        self.loss().is_some() || self.full_size.lost_since().is_some()
     }
 
     /// Waits for the answer to this probe, and those after it.
@@ -326,16 +363,20 @@ impl Gateway {
         let was_unreachable = self.is_unreachable();
         self.pending = Some(pending);
         if self.is_unreachable() && !was_unreachable {
-            self.losses.handle_outage();
+            self.outages.handle_outage();
         }
         let period = INTERVAL * self.turns;
         if self.turn_at <= now {
-            self.turn_at = (self.turn_at + period).max(now + INTERVAL);
+            let step = INTERVAL * STEPS[self.turn % STEPS.len()] / 100;
+            let often = if self.outages.is_alert(now) { 2 } else { 1 };
+            let next = self.turn_at + (period - INTERVAL + step) / often;
+            self.turn_at = next.max(now + INTERVAL / 2);
+            self.turn += 1;
         }
         let wait = match pending.count {
             1 => TIMEOUT,
             2..=MAX_UNANSWERED => BURST_INTERVAL,
-            _ if now - pending.first < SEARCH => TIMEOUT,
+            _ if now - pending.first < SEARCH => SEARCH_INTERVAL,
             _ if self.has_answered => period.min(RETRY),
             _ => period,
         };
@@ -345,6 +386,7 @@ impl Gateway {
     fn probe(&mut self, last: &mut u64, now: Instant) -> Probe {
         *last += 1;
         self.losses.handle_sent(*last, now);
+        self.outages.handle_sent(*last, now);
         self.numbered(*last, None, now)
     }
 

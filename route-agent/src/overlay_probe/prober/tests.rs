@@ -201,7 +201,7 @@ fn repeated_outages_are_no_loss() {
     for _ in 0..20 {
         world.pass(2700, |_| true);
         assert_eq!(world.prober.lossy().count(), 0, "{:?}", world.now - world.start);
-        world.pass(2500, |_| false);
+        world.pass(2800, |_| false);
         assert_eq!(world.unreachable().len(), 2);
     }
 }
@@ -278,5 +278,39 @@ fn announced_time_of_the_next_probe_holds() {
                 world.prober.handle_reply(probe.to, probe.nonce, world.now);
             }
         }
+    }
+}
+
+#[test]
+fn way_that_fails_again_and_again_is_lossy() {
+    for phase in 0..20 {
+        for (down, up) in [(700, 1300), (1000, 1000), (1000, 2000)] {
+            let mut world = World::new(1);
+            world.pass(20_001 + 97 * phase, |_| true);
+            for _ in 0..6 {
+                world.pass(down, |_| false);
+                world.pass(up, |_| true);
+            }
+            world.pass(down, |_| false);
+            assert_eq!(world.prober.lossy().count(), 1, "{down} and {up} ms, phase {phase}");
+            world.pass(2400, |_| true);
+            assert_eq!(world.prober.lossy().count(), 0, "{down} and {up} ms, phase {phase}");
+        }
+    }
+}
+
+#[test]
+fn loss_of_a_way_to_ten_gateways_is_over_soon() {
+    for phase in 0..20 {
+        let mut world = World::new(10);
+        let underlay = target(1).underlay;
+        let targets = (1..=10).map(|number| Target { underlay, ..target(number) });
+        world.prober.follow(&targets.collect::<Vec<_>>(), world.now);
+        world.pass(20_001 + 97 * phase, |_| true);
+        let number = std::cell::Cell::new(0_u32);
+        world.pass(20_000, |_| number.replace(number.get() + 1) % 5 > 1);
+        assert_eq!(world.prober.lossy().count(), 10, "phase {phase}");
+        world.pass(2400, |_| true);
+        assert_eq!(world.prober.lossy().count(), 0, "phase {phase}");
     }
 }
