@@ -7,6 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use fabric_api::fabric::NodeConfig;
+use fabric_store::Kind;
 use fabric_supervisor::lock::Lock;
 use fabric_supervisor::rundir::{Record, RunDir, agent_state_dir};
 use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, OwnFiles, StopSignals};
@@ -97,17 +99,25 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     record.published = Some(published);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Later commands may name the cluster.
+    record.cluster_id = runtime.block_on(cluster_id(&dir, &record));
     dir.write_record(&record)?;
     say(&format!("node {}, run directory {}", record.node, dir.path().display()));
     let control = ControlOptions::default();
     let (agent, logs) = (args.agent.clone(), args.logs.clone());
     let gateway = GatewayOptions::default();
     let workloads = Workloads { programs, dir, record, control, agent, gateway, logs };
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(supervise_agent(
-        &workloads,
-        lock,
-        args.metrics,
-    ))
+    runtime.block_on(supervise_agent(&workloads, lock, args.metrics))
+}
+
+/// The cluster whose configs are published, if there is any.
+async fn cluster_id(dir: &RunDir, record: &Record) -> Option<String> {
+    let snapshot = dir.store(record).ok()?.read(&[Kind::NodeConfig]).await.ok()?;
+    snapshot.objects.into_values().find_map(|object| match <&NodeConfig>::try_from(&object) {
+        Ok(config) => Some(config.spec.cluster_id.clone()),
+        Err(_) => None,
+    })
 }
 
 /// Returns the published directory once it is there: it may be a mount that comes later than this host.

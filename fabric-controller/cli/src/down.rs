@@ -15,7 +15,7 @@ use fabric_supervisor::{lock, workloads};
 use rustix::process::Signal;
 
 use super::output::{say, sending};
-use super::selection::Selection;
+use super::selection::{self, Selection};
 use super::{host, preconditions};
 
 mod lost;
@@ -131,14 +131,29 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         }
         // An agent has nothing else there.
         let is_empty = is_agent && fs::remove_dir(&state).is_ok();
+        if is_empty && args.purge {
+            say(&format!("removed {}", state.display()));
+        }
         // With the state gone, a refused prefix would be granted to another peer.
         is_spared = args.purge && refuses && !is_agent;
         if !is_empty && (!is_agent || args.purge) {
             end_of_state(&state, args.purge && !refuses)?;
         }
     }
+    // A host that was the first one before has keys.
+    for state in other_state_dirs().iter().filter(|_| is_agent && args.purge) {
+        end_of_state(state, false)?;
+    }
     removed.and(forgotten).context("everything else was taken away")?;
     Ok(if is_spared { spared() } else { ExitCode::SUCCESS })
+}
+
+/// State directories of clusters in the usual place that no fabric of this host uses.
+fn other_state_dirs() -> Vec<PathBuf> {
+    let records = selection::all().unwrap_or_default().into_iter();
+    let used: Vec<_> = records.filter_map(|dir| dir.record().ok()??.state_dir).collect();
+    let all = fs::read_dir(STATE_ROOT).into_iter().flatten().flatten().map(|entry| entry.path());
+    all.filter(|state| !used.contains(state) && rundir::check_state(state).is_ok()).collect()
 }
 
 fn spared() -> ExitCode {
@@ -189,7 +204,7 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<Lost> {
     let selection = &args.selection;
     let dirs = lost::dirs(selection)?;
     if dirs.is_empty() {
-        say(&format!("nothing runs here: no fabric in {}", selection.place().display()));
+        say(&format!("nothing runs here: no fabric in {}", selection.searched()));
     }
     for dir in &dirs {
         say(&format!("{} was removed, but not what was started from it", dir.path().display()));
@@ -256,7 +271,7 @@ fn purge_alone(args: &DownArgs, lost: &Lost) -> anyhow::Result<ExitCode> {
         [] | [_] if args.purge && !lost.is_found => bail!(
             "nothing was purged: found no fabric in {}, and no state directory {}; expected the \
              directories of `weft up`. Name them with --run-dir DIR and --state-dir DIR",
-            args.selection.place().display(),
+            args.selection.searched(),
             named.unwrap_or_else(|| Path::new(STATE_ROOT).join("*")).display()
         ),
         [] | [_] => {}

@@ -30,7 +30,12 @@ impl Selection {
         }
         if let Some(cluster) = &self.cluster {
             let dir = RunDir::of(cluster);
-            return Ok(dir.path().is_dir().then_some(dir));
+            if dir.path().is_dir() {
+                return Ok(Some(dir));
+            }
+            // That of `weft agent` has another name.
+            let is_of = |dir: &RunDir| cluster_of(dir).as_deref() == Some(cluster.as_str());
+            return Ok(all()?.into_iter().find(is_of));
         }
         let mut all = all()?;
         if all.len() > 1 && all.iter().any(is_used) {
@@ -49,14 +54,29 @@ impl Selection {
 
     /// Same as [`Self::find`], but fails if there is none.
     pub(crate) fn require(&self) -> anyhow::Result<RunDir> {
-        let place = self.place();
         self.find()?.with_context(|| {
             format!(
                 "no fabric runs here: found nothing in {}; expected what `weft up` or `weft agent` \
                  leaves there. Start one of them, or say where with --run-dir DIR",
-                place.display()
+                self.searched()
             )
         })
+    }
+
+    /// The place that is looked at, and what others there are.
+    pub(crate) fn searched(&self) -> String {
+        let place = self.place().display().to_string();
+        let others = all().unwrap_or_default().into_iter().filter(|dir| dir.path() != self.place());
+        let others: Vec<_> = others
+            .map(|dir| match cluster_of(&dir) {
+                Some(cluster) => format!("{} (cluster {cluster})", dir.path().display()),
+                None => dir.path().display().to_string(),
+            })
+            .collect();
+        match others.is_empty() {
+            true => place,
+            false => format!("{place}, but there is {}", others.join(", ")),
+        }
     }
 
     /// Path of the run directory that is looked for.
@@ -67,6 +87,11 @@ impl Selection {
             (None, None) => PathBuf::from(RUN_ROOT),
         }
     }
+}
+
+/// Cluster of a run directory, as far as that is known.
+fn cluster_of(dir: &RunDir) -> Option<String> {
+    dir.record().ok().flatten()?.cluster_id
 }
 
 /// Run directories in the usual place.

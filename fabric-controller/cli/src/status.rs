@@ -172,7 +172,7 @@ fn nothing(args: &StatusArgs, of_cluster: bool) -> String {
     if of_cluster {
         return "weft is not installed in this cluster".to_owned();
     }
-    format!("no fabric runs here: none in {}", args.selection.place().display())
+    format!("no fabric runs here: none in {}", args.selection.searched())
 }
 
 /// `None` if there is no run directory, or no supervisor ever finished starting in it, or if weft is

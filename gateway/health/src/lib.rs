@@ -232,7 +232,7 @@ impl Evidence<'_> {
                 ),
                 format!(
                     "run `weft up` in {peer}, or remove this peering; if {peer} is up again, see \
-                     whether UDP {way} passes",
+                     whether UDP {way} passes, and whether {peer} still knows where to send it",
                     way = self.way()
                 ),
             ),
@@ -381,11 +381,21 @@ impl Evidence<'_> {
             false => format!("no packet from {peer}{restarts}, which is not probed"),
         };
         let moved = match self.desired.role {
-            Role::Client => format!(
-                "; if {peer}'s gateway has moved, which a client behind a NAT, or one that moved at \
-                 the same time, cannot follow, set spec.endpoint of the GatewayClient to its new \
-                 address, or to a DNS name"
-            ),
+            Role::Client => {
+                let mut hosts = self.desired.endpoint.iter().flat_map(|endpoint| &endpoint.hosts);
+                let name = hosts.find(|host| host.parse::<IpAddr>().is_err());
+                let set = name.map_or_else(
+                    || {
+                        "set spec.endpoint of the GatewayClient to its new address, or to a DNS name"
+                            .to_owned()
+                    },
+                    |name| format!("see whether {name}, of spec.endpoint, leads to its new address"),
+                );
+                format!(
+                    "; if {peer}'s gateway has moved, which a client behind a NAT, or one that moved at \
+                     the same time, cannot follow, {set}"
+                )
+            }
             Role::Server => String::new(),
         };
         let remedy = self.missing_route().unwrap_or_else(|| {

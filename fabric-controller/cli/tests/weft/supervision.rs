@@ -335,6 +335,32 @@ fn an_agent_runs_on_a_published_directory() {
     assert!(!is_alive(pid));
 }
 
+/// Its run directory does not have the cluster's name. A state directory is left of an earlier `weft up`.
+#[test]
+fn agent_is_found_by_its_cluster() {
+    let host = Host::new();
+    let config = "{apiVersion: fabric.weft.dev/v1alpha1, kind: NodeConfig, metadata: {name: n2}, spec: {clusterId: rome, \
+                  underlay: [], localPods: [], podCidrs: [], external: [], peerings: [], vxlanSources: []}}";
+    let printed = host.alone(&format!(
+        "mkdir -p /run/published/nodeconfigs /var/lib/weft/rome/last-good /var/lib/weft/agent-n2
+        echo '{config}' >/run/published/nodeconfigs/n2.yaml
+        $weft agent --node n2 --published /run/published >/dev/null 2>&1 &
+        for i in $(seq 100); do [ -e /run/weft/agent/pids/route-agent-n2.pid ] && break; sleep 0.1; done
+        $weft down --cluster nope; echo \"code $?\"
+        $weft down --cluster rome --purge; echo \"code $?\"; ls /run/weft /var/lib/weft"
+    ));
+    let nope = "nothing runs here: no fabric in /run/weft/nope, but there is /run/weft/agent (cluster rome)\ncode 0\n";
+    assert!(printed.contains(nope), "{printed}");
+    for part in [
+        "removed /run/weft/agent\n",
+        "removed /var/lib/weft/agent-n2\n",
+        "kept /var/lib/weft/rome (",
+    ] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    assert!(printed.ends_with("/var/lib/weft:\nrome\n"), "{printed}");
+}
+
 #[test]
 fn agent_saves_its_refusal_by_default() {
     let host = Host::new();

@@ -25,7 +25,8 @@ pub struct Nodes {
 pub struct Node {
     pub node: String,
     pub fault: PathFault,
-    /// RFC 3339.
+    /// RFC 3339; empty if it is not known.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub since: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
