@@ -221,8 +221,8 @@ impl RunDir {
 pub fn nothing_published(dir: &Path) -> String {
     let what = if dir.is_dir() { "holds no NodeConfig" } else { "is not there" };
     format!(
-        "the published directory {} {what}: the fabric was taken down on its host, or the share is not \
-         mounted here; mount it, run `weft up` on that host, or `weft down` on this one",
+        "the published directory {} {what}: the fabric was taken down on its host, or that has started anew, \
+         or the share is not mounted here; mount it, run `weft up` on that host, or `weft down` on this one",
         dir.display()
     )
 }
