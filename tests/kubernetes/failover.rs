@@ -74,6 +74,10 @@ impl Event {
         Self { limit: UNTOUCHED, stays: true, ..Self::abrupt(what, run) }
     }
 
+    const fn lasting(self, lasts: Duration) -> Self {
+        Self { lasts, ..self }
+    }
+
     const fn of_clients(self) -> Self {
         Self { is_of_clients: true, ..self }
     }
@@ -83,11 +87,15 @@ impl Event {
     }
 }
 
-const EVENTS: [Event; 4] = [
+const EVENTS: [Event; 5] = [
     Event::abrupt("its process is killed", kill),
     Event::abrupt("its pod is deleted at once", delete_at_once),
     Event::hand_over("its pod is deleted", delete),
     Event::hand_over("its Deployment is restarted", restart),
+    Event::hand_over("its pod is deleted without a controller", delete_without_controller)
+        .undone_by(start_controller)
+        .lasting(CUT_OFF)
+        .of_clients(),
 ];
 
 /// Events for clusters without a pod of the streams on any node of a gateway.
@@ -234,10 +242,10 @@ fn is_ready(pod: &Value) -> bool {
     has_condition && pod["metadata"]["deletionTimestamp"].is_null()
 }
 
-/// Plays an abrupt event, and a hand-over.
-pub(crate) fn two_events(pair: &Pair, held: &mut HeldConnection) -> Result<()> {
-    let [abrupt, _, _, hand_over] = EVENTS;
-    play_all(pair, &[abrupt, hand_over], held, 1)
+/// Plays an abrupt event, a hand-over, and one that depends on the replicas alone.
+pub(crate) fn few_events(pair: &Pair, held: &mut HeldConnection) -> Result<()> {
+    let [abrupt, _, _, hand_over, alone] = EVENTS;
+    play_all(pair, &[abrupt, hand_over, alone], held, 1)
 }
 
 fn play_all(pair: &Pair, events: &[Event], held: &mut HeldConnection, rounds: usize) -> Result<()> {
@@ -356,6 +364,25 @@ fn delete_by(cluster: &Kubernetes, active: &Active, how: &[&str]) -> Result<()> 
     let namespace = active.gateway.namespace;
     let line = ["delete", "pod", &active.pod, "--namespace", namespace, "--wait=false"];
     cluster.kubectl(&[&line[..], how].concat()).map(drop)
+}
+
+/// Nodes go by notices of the successor alone.
+fn delete_without_controller(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    scale_controller(cluster, "0")?;
+    delete(cluster, active)
+}
+
+fn start_controller(cluster: &Kubernetes, _: &Active) -> Result<()> {
+    scale_controller(cluster, "2")?;
+    cluster.wait_for_weft(TIMEOUT)
+}
+
+fn scale_controller(cluster: &Kubernetes, replicas: &str) -> Result<()> {
+    let (name, namespace) = ("deployment/liqo-fabric-controller", cluster.namespace.as_str());
+    let replicas = format!("--replicas={replicas}");
+    cluster.kubectl(&["scale", name, "--namespace", namespace, &replicas])?;
+    let status = ["rollout", "status", name, "--namespace", namespace];
+    cluster.kubectl(&status).map(drop)
 }
 
 pub(crate) fn restart(cluster: &Kubernetes, active: &Active) -> Result<()> {

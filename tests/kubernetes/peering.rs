@@ -99,7 +99,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both API servers are away", || absent_api_servers_cause_no_loss(pair))?;
     step("all other pods of weft are replaced", || other_pods_are_replaced_without_loss(pair))?;
     step("second replicas stand by", || failover::second_replicas(pair))?;
-    step("second replicas take over", || failover::two_events(pair, &mut held))?;
+    step("second replicas take over", || failover::few_events(pair, &mut held))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("a deleted peering is refused, and nothing is left of it", || {
         deleted_is_refused(pair, lab, SHORT)

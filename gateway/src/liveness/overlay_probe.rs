@@ -112,8 +112,9 @@ impl Probing {
             return;
         };
         let desired = &running.desired;
-        let is_same = |c: &Current| Arc::ptr_eq(&c.running.desired, desired);
-        if self.current.as_ref().is_some_and(is_same) {
+        let is_same = |c: &&mut Current| Arc::ptr_eq(&c.running.desired, desired);
+        if let Some(current) = self.current.as_mut().filter(is_same) {
+            current.running = running.clone();
             return;
         }
         self.nodes.retain(&desired.nodes.iter().map(|node| node.name.as_str()).collect());
