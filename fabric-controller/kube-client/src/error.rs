@@ -55,8 +55,8 @@ impl ApiError {
                  watch on {resource}"
             )),
             404 => Some(format!(
-                "the API server knows no {kind} of {api_version}; install the \
-                 CustomResourceDefinition {resource}, which weft's chart brings"
+                "the API server knows no {kind} of {api_version}; `helm upgrade` of weft's chart installs \
+                 the CustomResourceDefinition {resource}, or restores it"
             )),
             _ => None,
         }

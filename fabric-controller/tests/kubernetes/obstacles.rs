@@ -162,7 +162,7 @@ fn unreadable_kind_is_reported_with_remedy() {
         Err(why) => return skip(&why),
     };
     world.run_controller();
-    let definition = ["install the CustomResourceDefinition", MISSING];
+    let definition = ["installs the CustomResourceDefinition", MISSING];
     let right = ["may not watch Node", "verbs get, list and watch on nodes"];
     for words in [definition, right] {
         until("it is not ready, with the reason", || {
