@@ -3,6 +3,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ use super::{host, manifest, preconditions};
 
 /// Between two looks for a published directory that is not there yet.
 const POLL: Duration = Duration::from_millis(500);
+/// Longest time for a look at what is published.
+const READ: Duration = Duration::from_secs(2);
 const DEFAULT_RUN_DIR: &str = "/run/weft/agent";
 
 const EXAMPLES: &str = "\
@@ -89,6 +92,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         published: Some(std::path::absolute(&args.published)?),
         netns: host::netns(),
     };
+    let before = dir.record().ok().flatten();
     // `weft status` shows what it waits for.
     dir.write_record(&record)?;
     let published = published(&args.published, || refuse_saved(&dir, &record))?;
@@ -99,25 +103,38 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     record.published = Some(published);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Later commands may name the cluster.
-    record.cluster_id = runtime.block_on(cluster_id(&dir, &record));
+    let known = before.filter(|before| before.published == record.published);
+    record.cluster_id = cluster_id(&dir, &record).or_else(|| known?.cluster_id);
     dir.write_record(&record)?;
     say(&format!("node {}, run directory {}", record.node, dir.path().display()));
     let control = ControlOptions::default();
     let (agent, logs) = (args.agent.clone(), args.logs.clone());
     let gateway = GatewayOptions::default();
     let workloads = Workloads { programs, dir, record, control, agent, gateway, logs };
-    runtime.block_on(supervise_agent(&workloads, lock, args.metrics))
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(supervise_agent(
+        &workloads,
+        lock,
+        args.metrics,
+    ))
 }
 
-/// The cluster whose configs are published, if there is any.
-async fn cluster_id(dir: &RunDir, record: &Record) -> Option<String> {
-    let snapshot = dir.store(record).ok()?.read(&[Kind::NodeConfig]).await.ok()?;
-    snapshot.objects.into_values().find_map(|object| match <&NodeConfig>::try_from(&object) {
-        Ok(config) => Some(config.spec.cluster_id.clone()),
-        Err(_) => None,
-    })
+/// The cluster whose configs are published, if there is any. Its file system may hang.
+fn cluster_id(dir: &RunDir, record: &Record) -> Option<String> {
+    let (found_to, found) = mpsc::channel();
+    let (dir, record) = (dir.clone(), record.clone());
+    let read = async move || {
+        let snapshot = dir.store(&record).ok()?.read(&[Kind::NodeConfig]).await.ok()?;
+        snapshot.objects.into_values().find_map(|object| match <&NodeConfig>::try_from(&object) {
+            Ok(config) => Some(config.spec.cluster_id.clone()),
+            Err(_) => None,
+        })
+    };
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        _ = found_to.send(runtime.ok().and_then(|runtime| runtime.block_on(read())));
+    });
+    found.recv_timeout(READ).ok().flatten()
 }
 
 /// Returns the published directory once it is there: it may be a mount that comes later than this host.

@@ -91,6 +91,22 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         return purge_alone(args, &lost);
     };
     let record = dir.record()?;
+    let own = record.as_ref().and_then(|record| record.state_dir.as_deref());
+    if let (Some(named), Some(own)) = (&args.state_dir, own)
+        && std::path::absolute(named)? != own
+    {
+        // Another fabric's, which does not run here.
+        if args.purge {
+            return purge_alone(args, &Lost::default());
+        }
+        bail!(
+            "the fabric of {} has the state directory {}: nothing was taken away; expected that one, or --purge \
+             to remove {} alone",
+            dir.path().display(),
+            own.display(),
+            named.display()
+        );
+    }
     if record.is_none() {
         dir.check_ours().context("nothing was removed")?;
     }
@@ -141,19 +157,23 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         }
     }
     // A host that was the first one before has keys.
-    for state in other_state_dirs().iter().filter(|_| is_agent && args.purge) {
-        end_of_state(state, false)?;
+    if is_agent && args.purge {
+        other_state_dirs().iter().flatten().try_for_each(|state| end_of_state(state, false))?;
     }
     removed.and(forgotten).context("everything else was taken away")?;
     Ok(if is_spared { spared() } else { ExitCode::SUCCESS })
 }
 
-/// State directories of clusters in the usual place that no fabric of this host uses.
-fn other_state_dirs() -> Vec<PathBuf> {
-    let records = selection::all().unwrap_or_default().into_iter();
-    let used: Vec<_> = records.filter_map(|dir| dir.record().ok()??.state_dir).collect();
-    let all = fs::read_dir(STATE_ROOT).into_iter().flatten().flatten().map(|entry| entry.path());
-    all.filter(|state| !used.contains(state) && rundir::check_state(state).is_ok()).collect()
+/// State directories of clusters in the usual place, but for those of run directories in theirs.
+fn other_state_dirs() -> anyhow::Result<Vec<PathBuf>> {
+    let mut used = Vec::new();
+    for dir in selection::all()? {
+        used.extend(dir.record()?.and_then(|record| record.state_dir));
+    }
+    let all = fs::read_dir(STATE_ROOT).into_iter().flatten().flatten();
+    let clusters = all.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"agent-"));
+    let others = clusters.map(|entry| entry.path()).filter(|state| !used.contains(state));
+    Ok(others.filter(|state| rundir::check_state(state).is_ok()).collect())
 }
 
 fn spared() -> ExitCode {

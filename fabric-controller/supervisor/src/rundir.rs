@@ -32,7 +32,7 @@ pub struct RunDir(PathBuf);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// Absent on a further host until its config names it.
+    /// Absent on a further host to which nothing was published when its agent started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
     /// The node that this host is.

@@ -111,7 +111,7 @@ impl LaneHandle {
         self.commands.send(|latest| latest.go_back = true);
     }
 
-    /// Sets whether handshakes are tried every five seconds only ([`tunnel::Engine::set_slow`]).
+    /// Sets whether attempts of a handshake follow each other slowly ([`tunnel::Engine::set_slow`]).
     pub fn set_slow(&self, slow: bool) {
         self.commands.send(|latest| latest.slow = Some(slow));
     }

@@ -188,7 +188,7 @@ impl Engine {
         self.peer.go_back(&self.config, now);
     }
 
-    /// Sets whether handshakes are tried every five seconds only, instead of every second: an answer would not arrive,
+    /// Sets whether attempts follow each other every five seconds, instead of every second: an answer would not arrive,
     /// and another gateway with the same keys has the session.
     pub fn set_slow(&mut self, is_slow: bool, now: Instant) {
         self.peer.set_slow(is_slow, now);

@@ -185,7 +185,7 @@ impl Treatment {
         taken.any(|dev| devices.contains(dev))
     }
 
-    /// True unless packets of peers are missing that the rule may have taken.
+    /// True unless the peer of a port that the rule takes packets of is not connected.
     fn is_remainder(&self, rule: &Rule) -> bool {
         rule.is_remainder(&self.hosts, &self.listen_ports)
             && rule.dports.first_of(&self.silent_ports).is_none()
@@ -197,8 +197,11 @@ impl Treatment {
         // Packets of peers come from addresses that are not known here, those of a gateway here from none of a node.
         let from_others = || {
             let is_of_link = self.links.iter().any(|link| rule.is_from(*link));
-            let ports = if is_of_link { &self.ports() } else { &self.listen_ports };
-            rule.of_all_sources().port(ways, (&BTreeSet::new(), ports), &self.hosts)
+            let of_links = Some(self.ports()).filter(|_| is_of_link && rule.interfaces.is_empty());
+            let all = of_links.unwrap_or_else(|| self.listen_ports.clone());
+            let rule = rule.of_all_sources();
+            let port = |ports| rule.port(ways, (&BTreeSet::new(), ports), &self.hosts);
+            port(&self.silent_ports).or_else(|| port(&all))
         };
         let port = rule.port(ways, ports, &self.hosts).or_else(from_others)?;
         let is_remainder = rule.is_remainder(&self.hosts, &self.listen_ports);

@@ -15,8 +15,8 @@ use super::outages::Outages;
 
 /// Time between two turns of the gateways of one node.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Time from a gateway's turn to that of the next one of its node, in percent of an interval: outages of a steady
-/// rhythm may escape turns of another one.
+/// Times between two turns of a gateway, in percent of an interval, where it is the only one of its node: outages of a
+/// steady rhythm may escape turns of another one.
 const STEPS: [u32; 10] = [100, 100, 100, 70, 80, 110, 110, 110, 110, 110];
 /// Most turns that a gateway waits for its next probe.
 const MAX_TURNS: u32 = 10;
@@ -133,6 +133,8 @@ impl Prober {
             gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1) - self.ahead;
             if gateway.target.way() != target.way() {
                 gateway.next_at = now;
+                gateway.losses.forget();
+                gateway.outages = Outages::default();
             }
             gateway.target = target.clone();
             self.gateways.insert(target.address.ip(), gateway);
@@ -287,7 +289,7 @@ impl Prober {
     /// depend on the gateway.
     pub(super) fn lossy(&self) -> impl Iterator<Item = (&Target, Loss)> {
         let mut ways = BTreeMap::new();
-        for gateway in self.gateways.values() {
+        for gateway in self.gateways.values().filter(|gateway| !gateway.is_unreachable()) {
             if let Some(loss) = gateway.loss() {
                 let first = ways.entry(gateway.target.way()).or_insert(loss);
                 if loss.since < first.since {

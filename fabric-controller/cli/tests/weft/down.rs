@@ -21,6 +21,20 @@ fn purge_finds_the_only_state_directory() {
 }
 
 #[test]
+fn purge_of_a_named_state_spares_other_fabrics() {
+    let host = Host::new();
+    let printed = host.alone(
+        "mkdir -p /run/weft/rome/pids /var/lib/weft/rome/notes /var/lib/weft/milan/notes
+        echo '{\"clusterId\": \"rome\", \"node\": \"n1\", \"stateDir\": \"/var/lib/weft/rome\"}' >/run/weft/rome/weft.json
+        $weft down --state-dir /var/lib/weft/milan; echo \"code $?\"
+        $weft down --purge --state-dir /var/lib/weft/milan; echo \"code $?\"; ls /run/weft /var/lib/weft",
+    );
+    assert!(printed.contains("nothing was taken away; expected that one"), "{printed}");
+    let rest = "code 1\nweft: removed /var/lib/weft/milan\ncode 0\n/run/weft:\nrome\n\n/var/lib/weft:\nrome\n";
+    assert!(printed.ends_with(rest), "{printed}");
+}
+
+#[test]
 fn down_takes_everything_away_and_keeps_the_state() {
     let (host, mut up) = running();
     let pids = ALL.map(|process| host.pid(process));

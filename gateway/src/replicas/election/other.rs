@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Heartbeat, INTERVAL, MAX_TIMEOUT, TIMEOUT};
+use super::{Heartbeat, INTERVAL, MAX_TIMEOUT, MISS, TIMEOUT};
 
 /// Heartbeats that a kernel refuses before its replica counts as gone: it may just be starting.
 const REFUSALS: u8 = 2;
@@ -40,9 +40,10 @@ impl Other {
         self.refusals >= REFUSALS && !self.last.as_ref().is_some_and(beats)
     }
 
-    /// Returns whether its kernel still refuses heartbeats, so that this replica receives something.
+    /// Returns whether its kernel still refuses heartbeats, so that this replica receives something. Linux sends one
+    /// such error a second.
     pub(super) fn answers(&self, now: Instant) -> bool {
-        self.is_gone(now) && self.refused_at.is_some_and(|at| now <= at + TIMEOUT)
+        self.is_gone(now) && self.refused_at.is_some_and(|at| now <= at + MISS)
     }
 
     pub(super) fn beats(&self, now: Instant) -> bool {

@@ -148,7 +148,7 @@ impl Peer {
         self.configure(config, now);
     }
 
-    /// Sets whether handshakes are tried every five seconds only.
+    /// Sets whether attempts of a handshake follow each other slowly.
     pub(crate) fn set_slow(&mut self, is_slow: bool, now: Instant) {
         self.sessions.iter_mut().for_each(|session| session.retry.set_slow(is_slow, now));
     }

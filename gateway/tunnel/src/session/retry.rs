@@ -77,7 +77,11 @@ impl Retry {
     pub(super) fn set_slow(&mut self, is_slow: bool, now: Instant) {
         self.is_slow = is_slow;
         self.interval = if is_slow { INTERVAL } else { ATTEMPTS };
-        self.due = self.due.map(|due| if is_slow { now + INTERVAL } else { due });
+        let delayed = |due: Instant| match is_slow {
+            true => now + INTERVAL,
+            false => due.min(now + ATTEMPTS),
+        };
+        self.due = self.due.map(delayed);
     }
 
     fn begin_row(&mut self, now: Instant, interval: Duration) {
@@ -179,7 +183,9 @@ mod tests {
             assert!((5000..=5333).contains(&gap.as_millis()), "{gap:?}");
             now += gap;
         }
+        retry.note_attempt(now);
         retry.set_slow(false, now);
+        assert_eq!(retry.due(), Some(now + ATTEMPTS));
         retry.note_attempt(now);
         assert!(retry.due().unwrap() - now < INTERVAL);
     }

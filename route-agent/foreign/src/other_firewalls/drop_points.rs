@@ -393,7 +393,7 @@ impl Rule {
     }
 
     /// True if it takes what remains, which may be none of weft's: rules before it accept packets of these hosts, or some
-    /// to the ports of WireGuard, or it compares states of these or sources that not all of these hosts are.
+    /// of a rule about WireGuard's ports, or it compares states of these or sources that not all of these hosts are.
     pub(crate) fn is_remainder(&self, hosts: &BTreeSet<IpAddr>, ports: &BTreeSet<u16>) -> bool {
         let has_port = self.dports.first_of(ports).is_some();
         let meets_host = |accept: &Self| accept.addresses.iter().all(|of| has_host(of, hosts));
