@@ -233,8 +233,7 @@ fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<Unreach
 /// Failing part, duration and remedy on one line.
 pub fn describe(node: &UnreachableNode, now: Timestamp) -> String {
     let since: Option<Timestamp> = node.since.parse().ok();
-    let duration = since.map(|since| now.as_second() - since.as_second());
-    let duration = duration.filter(|seconds| *seconds > 0);
+    let duration = since.map(|since| (now.as_second() - since.as_second()).max(0));
     let duration = duration.map(|seconds| format!(" for {seconds} s")).unwrap_or_default();
     format!("{}: {}{duration}; {}", node.node, cause(node), remedy(node))
 }
