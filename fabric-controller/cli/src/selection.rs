@@ -33,7 +33,7 @@ impl Selection {
             if dir.path().is_dir() {
                 return Ok(Some(dir));
             }
-            // That of `weft agent` has another name.
+            // The run directory of `weft agent` is not called like the cluster.
             let is_of = |dir: &RunDir| cluster_of(dir).as_deref() == Some(cluster.as_str());
             return Ok(all()?.into_iter().find(is_of));
         }

@@ -140,6 +140,8 @@ impl Ways {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -159,6 +161,24 @@ mod tests {
         }
     }
 
+    /// Seconds at which another way is tried, each with the number of source ports given up by then.
+    fn changes(
+        ways: &mut Ways,
+        signs: Signs,
+        start: Instant,
+        seconds: RangeInclusive<u32>,
+    ) -> Vec<(u32, u64)> {
+        let mut changes = Vec::new();
+        for second in seconds {
+            let now = start + second * SECOND;
+            if ways.is_due(signs, now) {
+                ways.change(signs, now);
+                changes.push((second, ways.ports));
+            }
+        }
+        changes
+    }
+
     /// The only other replica may be gone, and the server elsewhere.
     #[test]
     fn deaf_client_tries_other_ways_seldom() {
@@ -166,30 +186,16 @@ mod tests {
         let lost = Some(start + 10 * SECOND);
         let signs = Signs { is_deaf: true, peer_has_replicas: true, ..signs(lost, lost) };
         let mut ways = Ways::new(start);
-        let mut changes = Vec::new();
-        for second in 10..=60 {
-            let now = start + second * SECOND;
-            if ways.is_due(signs, now) {
-                ways.change(signs, now);
-                changes.push(second);
-            }
-        }
-        assert_eq!(changes, [16, 32, 48]);
+        let changes = changes(&mut ways, signs, start, 10..=60);
+        let seconds: Vec<_> = changes.into_iter().map(|(second, _)| second).collect();
+        assert_eq!(seconds, [16, 32, 48]);
     }
 
     #[test]
     fn client_that_starts_keeps_its_port_for_a_second_try() {
         let start = Instant::now();
         let signs = signs(None, Some(start));
-        let mut ways = Ways::new(start);
-        let mut changes = Vec::new();
-        for second in 1..=24 {
-            let now = start + second * SECOND;
-            if ways.is_due(signs, now) {
-                ways.change(signs, now);
-                changes.push((second, ways.ports));
-            }
-        }
+        let changes = changes(&mut Ways::new(start), signs, start, 1..=24);
         assert_eq!(changes, [(3, 0), (6, 1), (22, 2)]);
     }
 
@@ -204,15 +210,9 @@ mod tests {
         ways.change(signs, start + 17 * SECOND);
         assert_eq!((ways.retries, ways.ports), (1, 1));
         let signs = Signs { is_connected: false, ..signs };
-        let mut changes = Vec::new();
-        for second in 18..=90 {
-            let now = start + second * SECOND;
-            if ways.is_due(signs, now) {
-                ways.change(signs, now);
-                changes.push(second);
-            }
-        }
-        assert_eq!(changes, [23, 29, 35, 51, 67, 83]);
+        let changes = changes(&mut ways, signs, start, 18..=90);
+        let seconds: Vec<_> = changes.into_iter().map(|(second, _)| second).collect();
+        assert_eq!(seconds, [23, 29, 35, 51, 67, 83]);
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn chain_end_beyond_reach_of_the_device_is_well() {
     assert_eq!(dispatched(table), [""; 0]);
 }
 
-/// Whether a drop of VXLAN but from 192.0.2.0/24 may take some of a gateway on this host.
+/// Returns whether a rule that drops VXLAN may take some of a gateway's link on this host.
 fn is_possible(link: &str, rule: &str) -> bool {
     let links = BTreeSet::from([link.parse().unwrap()]);
     let hosts = &links | &["192.0.2.5", "192.0.2.7"].map(|ip| ip.parse().unwrap()).into();
